@@ -1,0 +1,40 @@
+"""Keys: what the user may pass, and the fast generator used inside steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator._errors import AleatorError, message
+from aleator._typing import Key, KeyLike
+
+
+def as_key(key: KeyLike) -> Key:
+    """A typed JAX key from an int, a typed key, or a legacy `uint32[2]` key.
+
+    >>> as_key(0).dtype == jax.random.key(0).dtype
+    True
+    """
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        return key
+    if isinstance(key, (jax.Array, np.ndarray)) and key.dtype == np.uint32 and key.shape == (2,):
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    shape = getattr(key, "shape", None)
+    what = type(key).__name__ + (f" of shape {shape}, dtype {getattr(key, 'dtype', '?')}" if shape is not None else f" {key!r}")
+    raise AleatorError(
+        message("The first argument must be a random key.", what, "an int seed or a single jax.random.key", "pass e.g. 0 or jax.random.key(0) first")
+    )
+
+
+def noise_key(key: Key) -> Key:
+    """The same randomness on the `philox2x32` generator, about twice as fast on CPU."""
+    return jax.random.key(jax.random.bits(key, dtype=jnp.uint32), impl="philox2x32")
+
+
+def seed_of(key: Key) -> int:
+    """A 64-bit host seed that depends on the whole key; feeds NumPy generators for batch orders."""
+    words = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
+    return int(np.random.SeedSequence(words.tolist()).generate_state(1, np.uint64)[0])

@@ -1,0 +1,222 @@
+"""Data on its way to a model: arrays, batches, streams, splits, the standardiser.
+
+Nothing here changes values behind the user's back. `as_data` checks and wraps; `Standardiser` is applied only where a caller asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree
+from aleator._errors import DataError, message
+from aleator._random import as_key, seed_of
+from aleator._typing import Array, KeyLike, Tree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Some rows of the data.
+
+    x, y: trees with leading axis n (y may be None). weight (n,): importance of each row, None for all ones.
+    index (n,): row numbers, −1 marks padding. `padded` is static: False promises that no row is padding, so that n costs nothing.
+    """
+
+    x: Tree
+    y: Tree
+    weight: Array | None = None
+    index: Array | None = None
+    padded: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def size(self) -> Any:
+        """Number of real rows n: never Σ weight."""
+        if self.padded:
+            return jnp.sum(self.index >= 0)
+        return _tree.rows(self.y if self.x is None else self.x)
+
+    def weighted_sum(self, values: Array) -> Array:
+        """Σᵢ weightᵢ·valuesᵢ over real rows; values (n,)."""
+        if self.padded:
+            # `where` and not a product: padding may hold values whose log-likelihood is not finite.
+            values = jnp.where(self.index >= 0, values, 0.0)
+        return jnp.sum(values if self.weight is None else values * self.weight)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
+    """Arrays in memory, checked. x: tree (N, …) or None, y: tree (N, …) or None, weight: (N,) or None."""
+
+    x: Tree
+    y: Tree
+    weight: np.ndarray | None = None
+
+    @property
+    def num_data(self) -> int:
+        return _tree.rows(self.y if self.x is None else self.x)
+
+    def take(self, rows: np.ndarray) -> Data:
+        """The given rows, as new Data."""
+        pick = lambda leaf: np.asarray(leaf)[rows]  # noqa: E731
+        return Data(jax.tree.map(pick, self.x), jax.tree.map(pick, self.y), None if self.weight is None else self.weight[rows])
+
+    def batch(self) -> Batch:
+        """All rows as one Batch on the device."""
+        return Batch(*jax.tree.map(jnp.asarray, (self.x, self.y, self.weight)), index=jnp.arange(self.num_data))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """Data that does not fit in memory.
+
+    make(epoch, start) returns an iterator over batches (x, y) or (x, y, weight) of that epoch, beginning at batch number `start`,
+    so that an interrupted run continues where it stopped. num_data = N is asked once, here. All batches but an epoch's last have
+    the same number of rows; a shorter one is padded and counts as what it is.
+    """
+
+    make: Callable[[int, int], Iterator[tuple]]
+    num_data: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_data, (int, np.integer)) or self.num_data < 1:
+            raise DataError(message("A Stream needs N.", f"num_data={self.num_data!r}", "a positive int", "pass the number of rows of one epoch"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardiser:
+    """z = (x − loc) / scale per column, undone exactly. Columns without spread get scale 1.
+
+    >>> s = Standardiser.fit(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> s.apply(np.array([[2.0, 5.0]])).tolist(), s.invert(np.array([[0.0, 0.0]])).tolist()
+    ([[0.0, 0.0]], [[2.0, 5.0]])
+    """
+
+    loc: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, x: Array) -> Standardiser:
+        x = np.asarray(x, np.float64)
+        loc, scale = x.mean(0), x.std(0)
+        # A constant column has a standard deviation of rounding size, not exactly zero.
+        scale = np.where(scale > 1e-10 * np.maximum(1.0, np.abs(loc)), scale, 1.0)
+        return cls(tuple(np.atleast_1d(loc).tolist()), tuple(np.atleast_1d(scale).tolist()))
+
+    def apply(self, x: Array) -> np.ndarray:
+        return (np.asarray(x, np.float64) - np.asarray(self.loc)) / np.asarray(self.scale)
+
+    def invert(self, z: Array) -> np.ndarray:
+        return np.asarray(self.loc) + np.asarray(self.scale) * np.asarray(z, np.float64)
+
+
+def as_data(data: Any) -> Data | Stream:
+    """Check and wrap what the user passed: (x, y), (x, y, weight), Data or Stream. Values are kept as given."""
+    if isinstance(data, Stream):
+        return data
+    if isinstance(data, Data):
+        x, y, weight = data.x, data.y, data.weight
+    elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
+        x, y, *rest = data
+        weight = rest[0] if rest else None
+    else:
+        got = type(data).__name__ + (f" of length {len(data)}" if isinstance(data, (tuple, list)) else "")
+        raise DataError(message("The data has a wrong form.", got, "(x, y), (x, y, weight), al.Data or al.Stream", "pass al.fit(key, model, (x, y), method)"))
+    x, y = check_arrays(x, "x"), check_arrays(y, "y")
+    if x is None and y is None:
+        raise DataError(message("There is no data.", "x=None and y=None", "at least one of them", "pass (x, y), or None for a target without data"))
+    lengths = {name: _tree.rows(tree) for name, tree in (("x", x), ("y", y)) if tree is not None}
+    if weight is not None:
+        weight = np.asarray(check_arrays(weight, "weight"), np.float64)
+        if weight.ndim != 1 or (weight < 0).any() or not weight.any():
+            raise DataError(message("The weights cannot be used.", f"shape {weight.shape}, minimum {weight.min():g}", "shape (N,), none negative, not all zero", "pass one weight per row"))
+        lengths["weight"] = len(weight)
+    if len(set(lengths.values())) > 1:
+        got = ", ".join(f"{n} rows in {name}" for name, n in lengths.items())
+        raise DataError(message("The data does not line up.", got, "the same number everywhere", "pass one target (and weight) per row of x"))
+    return Data(x, y, weight)
+
+
+def check_arrays(tree: Tree, name: str) -> Tree:
+    """Arrays with a leading axis, numeric, non-empty and finite; pandas objects become NumPy arrays. Values are not changed."""
+    if tree is None:
+        return None
+    if hasattr(tree, "to_numpy"):
+        tree = tree.to_numpy()
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda t: isinstance(t, list))
+    checked = [_check_array(leaf, f"{name}.{_tree.path_str(path)}" if path else name) for path, leaf in leaves]
+    if not checked:
+        raise DataError(message(f"{name} is empty.", "no arrays", "at least one array", f"pass {name} as an array of shape (N, …)"))
+    return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=lambda t: isinstance(t, list)), checked)
+
+
+def _check_array(leaf: Any, name: str) -> Array:
+    if not isinstance(leaf, (np.ndarray, jax.Array)):
+        try:
+            leaf = np.asarray(leaf)
+        except ValueError as error:
+            raise DataError(message(f"{name} is not an array.", f"ragged {type(leaf).__name__}", "rows of equal length", "pass a NumPy or JAX array")) from error
+    if leaf.dtype.kind not in "fiub" and not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise DataError(
+            message(f"{name} is not numeric.", f"dtype {leaf.dtype}", "float, int or bool", "encode strings and objects as numbers, or use `aleator fit` on the table")
+        )
+    if leaf.ndim == 0:
+        raise DataError(message(f"{name} has no rows.", "a single number", "shape (N, …)", "put the rows on the first axis"))
+    if leaf.size == 0:
+        raise DataError(message(f"{name} is empty.", f"shape {leaf.shape}", "at least one row and column", "check how the data was read"))
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        bad = ~np.isfinite(np.asarray(leaf))
+        if bad.any():
+            where = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise DataError(
+                message(
+                    f"{name} holds {int(bad.sum())} values that are not finite.",
+                    f"{float(np.asarray(leaf)[where])} at index {where}",
+                    "finite numbers",
+                    f"drop or impute rows {np.unique(np.argwhere(bad)[:, 0])[:5].tolist()} (first five); `aleator fit` imputes tables",
+                )
+            )
+    return leaf
+
+
+def split(key: KeyLike, data: Data, fraction: float) -> tuple[Data, Data]:
+    """Random split into (rest, held out); the held-out part has round(fraction·N) rows, at least one, at most N − 1."""
+    num_data = data.num_data
+    if not 0.0 < fraction < 1.0 or num_data < 2:
+        raise DataError(message("The data cannot be split.", f"fraction {fraction} of {num_data} rows", "0 < fraction < 1 and N ≥ 2", "use more rows or no held-out part"))
+    held = min(max(round(fraction * num_data), 1), num_data - 1)
+    order = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(num_data)
+    return data.take(np.sort(order[held:])), data.take(np.sort(order[:held]))
+
+
+def folds(key: KeyLike, num_data: int, num_folds: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Row numbers (train, test) of each fold of a cross-validation; the tests partition 0…N−1."""
+    if not 2 <= num_folds <= num_data:
+        raise DataError(message("The folds do not fit the data.", f"{num_folds} folds of {num_data} rows", "2 ≤ folds ≤ N", "use fewer folds"))
+    order = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(num_data)
+    parts = np.array_split(order, num_folds)
+    return [(np.sort(np.concatenate(parts[:i] + parts[i + 1 :])), np.sort(part)) for i, part in enumerate(parts)]
+
+
+class BatchOrder:
+    """Row numbers of random mini-batches, as one endless concatenation of shuffled epochs.
+
+    Batches are cut across epoch borders, so all have the same size, no padding is needed, and each is a uniform random subset:
+    a ragged last batch does not exist. Epoch e is shuffled by Philox(seed, e), so any step can be reached directly (resume).
+    """
+
+    def __init__(self, seed: int, num_data: int, batch_size: int):
+        self.seed, self.num_data, self.batch_size = seed, num_data, batch_size
+
+    def rows(self, step: int, num_steps: int) -> np.ndarray:
+        """Row numbers of `num_steps` batches from `step` on: (num_steps, batch_size) int32."""
+        first, last = step * self.batch_size, (step + num_steps) * self.batch_size
+        epochs = range(first // self.num_data, -(-last // self.num_data))
+        orders = [np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64))).permutation(self.num_data) for epoch in epochs]
+        offset = first - epochs[0] * self.num_data
+        return np.concatenate(orders)[offset : offset + last - first].reshape(num_steps, self.batch_size).astype(np.int32)

@@ -1,0 +1,88 @@
+"""Health: what a fit says about itself, and why a start does not work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree
+from aleator._errors import message
+from aleator._typing import Key, Tree
+from aleator.data import Data
+
+STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the steps that counts as unfinished
+
+
+def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool]:
+    """A sentence on how the run went, with the next thing to do; and whether it is healthy."""
+    bad = _tree.first_nonfinite(algorithm.position(result.state))
+    if bad is not None:
+        return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False
+    if num_data == 1:
+        return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
+    trace = result.traces.get("log_joint")
+    if trace is None:
+        return f"Complete: {result.steps} pass{'es' * (result.steps != 1)} over the data, all finite.", True
+    if trace.shape[-1] >= 20:
+        moved = np.ptp(trace, axis=-1)
+        if np.any(moved == 0.0):
+            return "The log joint never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.", False
+        if not result.stopped_early and _still_rising(trace):
+            return f"Still improving after {result.steps} steps: raise num_steps or learning_rate.", True
+    how = "stopped early by the held-out data" if result.stopped_early else "the log joint has levelled off"
+    return f"Converged: {how} after {result.steps} steps, all finite.", True
+
+
+def _still_rising(trace: np.ndarray) -> bool:
+    """Whether the last tenth of the steps made a notable share of the climb, beyond the noise of the mini-batches."""
+    trace = trace.reshape(-1, trace.shape[-1]).mean(axis=0)
+    tenth = max(2, len(trace) // 10)
+    first, before, last = trace[:tenth], trace[-2 * tenth : -tenth], trace[-tenth:]
+    rise, noise = last.mean() - before.mean(), np.hypot(last.std(), before.std()) / np.sqrt(tenth)
+    return bool(rise > STILL_RISING * max(last.mean() - first[0], 1e-12) and rise > 3 * noise)
+
+
+def explain_start(target: Any, params: Tree, data: Any) -> str:
+    """Name what makes the log joint non-finite at the start: a parameter, the prior, or the likelihood of a row."""
+    path = _tree.first_nonfinite(params)
+    if path is not None:
+        return message("The log joint is not finite at the start.", f"parameter {path} itself is not finite", "finite starting values", "check the init you passed")
+    batch = data.batch() if isinstance(data, Data) else None
+    if target.model is not None:
+        prior = float(target.log_prior(params))
+        if not np.isfinite(prior):
+            worst = _worst_leaf(jax.grad(target.log_prior)(params), params)
+            return message("The log joint is not finite at the start.", f"log prior {prior} (parameter {worst})", "a finite log prior", "start inside the prior's support")
+        if batch is not None:
+            terms = np.asarray(target.log_likelihood(params, batch, jax.random.key(0) if target.stochastic else None))
+            rows = np.flatnonzero(~np.isfinite(terms))
+            gradient = jax.grad(lambda p: jnp.sum(target.log_likelihood(p, batch, jax.random.key(0) if target.stochastic else None)))(params)
+            worst = _worst_leaf(gradient, params)
+            what = f"log-likelihood {terms[rows[0]]} at row {rows[0]} ({len(rows)} rows in all; parameter {worst})" if rows.size else f"parameter {worst}"
+            return message("The log joint is not finite at the start.", what, "finite values", "standardise x and y, or pass init= with smaller weights")
+    gradient = jax.grad(lambda p: target.log_joint(p, batch))(params)
+    return message("The log joint is not finite at the start.", f"parameter {_worst_leaf(gradient, params)}", "a finite log density and gradient", "pass another params0 or init")
+
+
+def _worst_leaf(gradient: Tree, params: Tree) -> str:
+    """The leaf whose gradient is not finite, else the one with the largest entry."""
+    path = _tree.first_nonfinite(gradient)
+    if path is not None:
+        return path
+    names, sizes = _tree.paths(params), [float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(params)]
+    return names[int(np.argmax(sizes))]
+
+
+def to_arviz(posterior: Any, key: Key, num_samples: int) -> Any:
+    """Posterior draws as one chain of an ArviZ object (0.x or 1.x), one variable per parameter leaf."""
+    import arviz
+
+    draws = posterior.sample(key, num_samples)
+    named = {path: np.asarray(leaf)[None] for path, leaf in zip(_tree.paths(draws), jax.tree.leaves(draws), strict=True)}
+    try:
+        return arviz.from_dict({"posterior": named})  # ArviZ 1.x
+    except (TypeError, ValueError, AttributeError):
+        return arviz.from_dict(posterior=named)

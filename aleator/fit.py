@@ -1,0 +1,303 @@
+"""fit(): from a model, data and a method to a Fit; and what a Fit can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import os
+import platform
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree, diagnostics, loop, store
+from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, NonFiniteError, message
+from aleator._random import as_key, seed_of
+from aleator._typing import Key, KeyLike, Tree
+from aleator._version import __version__
+from aleator.data import Batch, Data, Stream, as_data, check_arrays
+from aleator.methods import Method
+from aleator.posterior import Posterior, Score
+from aleator.predictive import Predictive
+from aleator.target import DensityTarget, Target
+
+NUM_SAMPLES = 1000  # posterior draws used at a prediction where the posterior is not a fixed set of them
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """A finished inference; nothing on it ever changes.
+
+    model, method, posterior; info: traces by name; status: a sentence on health, with advice; manifest: seed, versions, configuration,
+    timings, N and shapes; preprocessor: how a table became arrays, when it did.
+    """
+
+    model: Any
+    method: Method
+    posterior: Posterior
+    info: dict[str, np.ndarray]
+    status: str
+    manifest: dict[str, Any]
+    preprocessor: Any = None
+
+    @property
+    def log_evidence(self) -> Score | None:
+        """log p(D), in nats, with its kind; None where the method does not give one."""
+        return self.posterior.log_evidence
+
+    def predict(self, key: KeyLike, x: Any, num_samples: int = NUM_SAMPLES) -> Predictive:
+        """The predictive distribution of y at the rows of x (a table, when the fit was made from one)."""
+        key = as_key(key)
+        if self.model is None:
+            raise MethodError(message("A bare log density predicts nothing.", "a fit without a model", "al.BNN, al.LinearModel, …", "use fit.posterior.sample(key, n)"))
+        if self.preprocessor is not None and hasattr(x, "columns"):
+            x, notes = self.preprocessor.transform(x)
+            for note in notes:
+                warnings.warn(note, HealthWarning, stacklevel=2)
+        x = check_arrays(x, "x")
+        self._check_shape(x)
+        outputs = self.posterior.outputs(key, self.model, x, num_samples)
+        scaler = self.preprocessor
+        return Predictive(
+            outputs=outputs,
+            likelihood=self.model.likelihood,
+            y_loc=None if scaler is None or scaler.task != "regression" else np.atleast_1d(scaler.y_loc),
+            y_scale=None if scaler is None or scaler.task != "regression" else np.atleast_1d(scaler.y_scale),
+            squeeze=self.manifest["data"]["squeeze"],
+            labels=None if scaler is None or scaler.task != "classification" else tuple(scaler.labels),
+        )
+
+    def sample(self, key: KeyLike, num_samples: int) -> Tree:
+        """Draws from the posterior over parameters, leaves (num_samples, …)."""
+        return self.posterior.sample(as_key(key), num_samples)
+
+    def update(self, data: Any) -> Fit:
+        """A new Fit with more data, equal to fitting all of it at once. Only for methods whose posterior keeps sufficient statistics."""
+        stats = getattr(self.posterior, "stats", None)
+        if stats is None:
+            raise MethodError(message(f"{type(self.method).__name__} cannot be updated.", "no sufficient statistics", "a fit by al.Exact", "fit all the data again, with init=fit"))
+        return _fit(as_key(0), self.model, data, self.method, stats=stats, before=self.manifest["data"]["num_data"])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one directory with JSON and safetensors; `al.load(path)` reads it back, bit for bit."""
+        store.save(self, path)
+
+    def to_arviz(self, key: KeyLike = 0, num_samples: int = NUM_SAMPLES) -> Any:
+        """The posterior draws as an ArviZ object, one variable per parameter leaf."""
+        return diagnostics.to_arviz(self.posterior, as_key(key), num_samples)
+
+    def __repr__(self) -> str:
+        evidence = "" if self.log_evidence is None else f", log evidence {self.log_evidence.value:.4f} nats ({self.log_evidence.kind})"
+        return f"<Fit of {type(self.model).__name__} by {type(self.method).__name__}{evidence}: {self.status}>"
+
+    def _check_shape(self, x: Tree) -> None:
+        expected = self.manifest["data"]["x_shape"]
+        got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(x)]
+        if expected is not None and got != expected:
+            show = lambda shapes: " and ".join("(n" + "".join(f", {d}" for d in s) + ")" for s in shapes) or "nothing"  # noqa: E731
+            raise DataError(message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order"))
+
+
+def fit(
+    key: KeyLike,
+    model: Any,
+    data: Any,
+    method: Method,
+    *,
+    init: Fit | Tree | None = None,
+    validation: Any = None,
+    temperature: float = 1.0,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: float = 30.0,
+    resume: bool = False,
+    driver: str = "auto",
+    parallel: str = "auto",
+) -> Fit:
+    """Infer the posterior of `model` given `data` by `method`.
+
+    key: an int or a JAX key. data: (x, y), (x, y, weight), al.Data or al.Stream; None when `model` is a target. init: an earlier Fit or a
+    parameter tree to start from. validation: held-out (x, y) for early stopping. temperature ≠ 1 is a departure from Bayes, recorded as
+    such. The rest says how to run: see `al.Options`.
+
+    >>> import aleator as al
+    >>> x = np.linspace(-1, 1, 20)
+    >>> model = al.LinearModel(al.features.Polynomial(1), al.Gaussian(0.5), al.Normal(1.0))
+    >>> result = al.fit(0, model, (x, 2 * x), al.Exact())
+    >>> float(result.predict(1, np.array([0.5])).mean[0].round(3))
+    0.965
+    """
+    options = loop.Options(progress, checkpoint, checkpoint_every, resume, driver, parallel)
+    return _fit(as_key(key), model, data, method, init=init, validation=validation, temperature=temperature, options=options)
+
+
+def _fit(
+    key: Key,
+    model: Any,
+    data: Any,
+    method: Method,
+    init: Any = None,
+    validation: Any = None,
+    temperature: float = 1.0,
+    options: loop.Options | None = None,
+    stats: Any = None,
+    before: int = 0,
+) -> Fit:
+    options = loop.Options() if options is None else options
+    if not isinstance(method, Method):
+        hint = "call it: al.MAP() and not al.MAP" if isinstance(method, type) else "pass e.g. al.MAP()"
+        raise MethodError(message("This is not a method.", repr(method), "an object such as al.MAP()", hint))
+    began = datetime.datetime.now(datetime.UTC)
+    key_start, key_rows, key_run, key_finish = jax.random.split(key, 4)
+    model, data, convert, shapes = _bind(model, data)
+    held = None if validation is None else _encode(as_data(validation), model)
+    rows, held = _rows(key_rows, method, data, held)
+    num_data = 0 if data is None else (data.num_data if rows is None else rows.shape[-1])
+    _check_batch_size(method, data, num_data)
+    target = dataclasses.replace(model, temperature=temperature) if isinstance(model, DensityTarget) else Target(model, num_data + before, temperature)
+    algorithm = _build(method, target)
+    if validation is not None and algorithm.check is None:
+        raise MethodError(message(f"{type(method).__name__} would not look at the validation data.", "validation=…", "holdout > 0", "set e.g. MAP(holdout=0.1); the data given replaces the split"))
+    starts = stats if stats is not None else _starts(key_start, target, algorithm, init)
+    identity = store.identity(key, model, method, data, temperature) if options.checkpoint is not None else ""
+    finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)  # noqa: E731
+    manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began)
+    try:
+        result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert)
+    except NonFiniteError as error:
+        partial = error.result  # type: ignore[attr-defined]
+        if partial.steps == 0:
+            raise NonFiniteError(diagnostics.explain_start(target, starts if algorithm.members is None else _tree.take(starts, 0), data)) from error
+        error.fit = Fit(_public(model), method, finish(partial), partial.traces, f"Stopped: {error}", manifest | {"steps": partial.steps})
+        raise
+    posterior = finish(result)
+    status, healthy = diagnostics.verdict(method, algorithm, result, num_data + before)
+    if not healthy:
+        warnings.warn(status, HealthWarning, stacklevel=3)
+    seconds = (datetime.datetime.now(datetime.UTC) - began).total_seconds()
+    manifest |= {"seconds": seconds, "steps": result.steps, "stopped_early": result.stopped_early, "plan": result.plan}
+    return Fit(_public(model), method, posterior, result.traces, status, manifest)
+
+
+def _public(model: Any) -> Any:
+    return None if isinstance(model, DensityTarget) else model
+
+
+def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[str, Any]]:
+    """Check the data, encode y, and fit the model to their shapes: (model, data, converter for stream batches, shapes)."""
+    shapes: dict[str, Any] = {"x_shape": None, "y_shape": None, "squeeze": False}
+    if isinstance(model, DensityTarget):
+        if data is not None:
+            raise DataError(message("A bare log density takes no data.", "data", "None", "put the data into the density, or use a model"))
+        return model, None, tuple, shapes
+    if isinstance(model, Target):
+        model = model.model
+    if not hasattr(model, "bind"):
+        raise AleatorError(message("This is not a model.", type(model).__name__, "al.BNN, al.LinearModel, al.from_numpyro(…) or a target", "wrap your network: al.BNN(network)"))
+    data = as_data(data)
+    if isinstance(data, Data):
+        encoded = _encode(data, model)
+        first, y_given = encoded, data.y
+        convert = tuple
+    else:
+        item = next(iter(data.make(0, 0)), None)
+        if item is None:
+            raise DataError(message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)"))
+        first, y_given = _encode(as_data(item), model, fitting=False), as_data(item).y
+        encoded = data
+
+        def convert(item: tuple) -> tuple:
+            checked = _encode(as_data(item), model, fitting=False)
+            return (checked.x, checked.y) if checked.weight is None else (checked.x, checked.y, checked.weight)
+
+    shapes["x_shape"] = None if first.x is None else [list(leaf.shape[1:]) for leaf in jax.tree.leaves(first.x)]
+    shapes["y_shape"] = list(np.shape(y_given)[1:]) if y_given is not None and hasattr(y_given, "shape") else None
+    shapes["squeeze"] = y_given is not None and np.ndim(y_given) == 1
+    return model.bind(first.x, first.y), encoded, convert, shapes
+
+
+def _encode(data: Data, model: Any, fitting: bool = True) -> Data:
+    if data.y is None or getattr(model, "likelihood", None) is None:
+        return data
+    return Data(data.x, model.likelihood.encode(data.y, fitting=fitting), data.weight)
+
+
+def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.ndarray | None, Batch | None]:
+    """Which rows each member trains on, and the Batch it is checked on: (members, n) and stacked, when there are members."""
+    members = getattr(method, "num_members", None)
+    bootstrap, holdout = getattr(method, "bootstrap", False), method.holdout
+    spread = lambda batch: batch if members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), batch)  # noqa: E731
+    if not bootstrap and (not holdout or held is not None):
+        return None, None if held is None else spread(held.batch())
+    if not isinstance(data, Data):
+        raise MethodError(message("The rows cannot be split.", type(data).__name__, "data in memory", "pass validation=(x, y) instead of a split, and bootstrap=False"))
+    num_data = data.num_data
+    num_held = 0 if held is not None or not holdout else max(1, round(holdout * num_data))
+    if num_held >= num_data:
+        raise DataError(message("There is nothing left to train on.", f"{num_data} rows, {num_held} held out", "at least one row on each side", "use more rows or holdout=0"))
+    train, test = [], []
+    for seed in [seed_of(k) for k in (jax.random.split(key, members) if members is not None else [key])]:
+        generator = np.random.Generator(np.random.Philox(seed))
+        order = generator.permutation(num_data)
+        test.append(np.sort(order[:num_held]))
+        rest = np.sort(order[num_held:])
+        train.append(generator.choice(rest, len(rest)) if bootstrap else rest)
+    if held is not None:
+        batch = spread(held.batch())
+    elif num_held:
+        parts = [data.take(index).batch() for index in test]
+        batch = parts[0] if members is None else _tree.stack(parts)
+    else:
+        batch = None
+    return (train[0] if members is None else np.stack(train)), batch
+
+
+def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
+    size = getattr(getattr(method, "base", method), "batch_size", None)
+    if isinstance(data, Data) and size is not None and size > num_data and not method.card.name == "Exact":
+        raise MethodError(message("The batches are larger than the data.", f"batch_size={size}", f"at most {num_data} rows", f"use batch_size=None for all rows, or at most {num_data}"))
+
+
+def _build(method: Method, target: Any) -> loop.Algorithm:
+    try:
+        return _cached_build(method, target)
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        return method.build(target)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_build(method: Method, target: Any) -> loop.Algorithm:
+    """Equal methods on equal targets share one Algorithm, hence its compiled steps: a second fit does not trace again."""
+    return method.build(target)
+
+
+def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree:
+    """Where each member begins, as seen in the algorithm's precision."""
+    with jax.enable_x64(True if algorithm.x64 else jax.config.jax_enable_x64):
+        if isinstance(init, Fit):
+            draws = init.posterior.sample(key, algorithm.members or 1)
+            return jax.tree.map(jnp.asarray, draws if algorithm.members is not None else _tree.take(draws, 0))
+        if init is not None:
+            given = jax.tree.map(jnp.asarray, init)
+            return given if algorithm.members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
+        if algorithm.members is None:
+            return target.start(key)
+        return jax.vmap(target.init)(jax.random.split(key, algorithm.members))
+
+
+def _manifest(key: Key, method: Method, model: Any, shapes: dict, num_data: int, temperature: float, began: datetime.datetime) -> dict[str, Any]:
+    return {
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+        "key_impl": str(jax.random.key_impl(key)),
+        "versions": {"aleator": __version__, "jax": jax.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "created": began.isoformat(timespec="seconds"),
+        "method": type(method).__name__,
+        "temperature": temperature,
+        "data": {"num_data": num_data, **shapes},
+    }

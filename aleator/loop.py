@@ -1,0 +1,465 @@
+"""The one driver: runs any Algorithm in compiled chunks and does everything else on the host between them.
+
+Progress, non-finite checks, early stopping, checkpoints and resume live here, once. A chunk is a `while_loop` whose number of steps is
+an argument, so one executable serves every chunk length and the cut into chunks cannot change a bit of the result. Every random number
+of step t comes from fold_in(key, t), and every mini-batch from (seed, epoch): a run resumed after a kill repeats what it would have done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _files, _tree
+from aleator._errors import MethodError, NonFiniteError, StoreError, message
+from aleator._feed import ArrayFeed, NoFeed, StreamFeed, batch_at, prepare
+from aleator._progress import Progress
+from aleator._random import noise_key, seed_of
+from aleator._typing import Array, Key, Tree
+from aleator.data import Batch, Data, Stream
+
+MAX_CHUNK = 4096  # steps in one compiled call at most
+FEED_BYTES = 64 * 2**20  # bytes of batches or kept values held by one chunk
+FIRST_CHUNK = 16  # steps before the first look at the clock
+CHUNK_SECONDS = 0.5  # how often the host wants to look
+HEAVY_SECONDS = 0.02  # a step this long may run faster outside the compiled loop: measured once
+TRACE_POINTS = 1000  # length of the trace kept of each info field
+SMALL_MEMBER = 20_000  # members up to this many parameters are faster stacked than one by one on CPU
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class Phase(NamedTuple):
+    """step(key, state, batch) → (state, info), num_steps times.
+
+    batches: "full" (all rows every step), "random" (mini-batches of batch_size), "once" (each row exactly once, in order; num_steps is
+    worked out), or None (no data). info is a NamedTuple of scalars.
+    """
+
+    name: str
+    step: Callable[[Key, Any, Batch | None], tuple[Any, Any]]
+    num_steps: int | None
+    batches: str | None = "full"
+    batch_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Algorithm:
+    """A method made concrete for one target: pure functions, and what the driver must know about them.
+
+    init(key, start) → state. position(state) → the parameters to judge. keep(state, info) → (value, wanted). done(state) → bool.
+    check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
+    members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
+    watch: the info field that must stay finite. x64: run in float64 throughout.
+    """
+
+    init: Callable[[Key, Tree], Any]
+    phases: tuple[Phase, ...]
+    position: Callable[[Any], Tree]
+    finish: Callable[[Key, Any, Any], Any]
+    keep: Callable[[Any, Any], tuple[Any, Array]] | None = None
+    done: Callable[[Any], Array] | None = None
+    check: Callable[[Any, Batch], Any] | None = None
+    check_every: int = 100
+    members: int | None = None
+    bootstrap: bool = False
+    watch: str | None = None
+    x64: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what: nothing here changes the posterior beyond rounding.
+
+    progress: True, False or None (only in a terminal). checkpoint: a directory, written every checkpoint_every seconds; resume: continue
+    from it. driver: "auto", "loop" (compiled loop) or "step" (one compiled step at a time). parallel: how members run, "auto", "vmap"
+    (all stacked), "threads" (one by one, on as many host threads as cores) or "sequential".
+    """
+
+    progress: bool | None = None
+    checkpoint: str | os.PathLike | None = None
+    checkpoint_every: float = 30.0
+    resume: bool = False
+    driver: str = "auto"
+    parallel: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("driver", ("auto", "loop", "step")), ("parallel", ("auto", "vmap", "threads", "sequential"))):
+            if getattr(self, name) not in allowed:
+                raise MethodError(message(f"Unknown {name}.", repr(getattr(self, name)), f"one of {allowed}", "choose one of them"))
+        if self.resume and self.checkpoint is None:
+            raise MethodError(message("There is nothing to resume from.", "resume=True without a directory", "checkpoint=DIR", "pass the directory of the interrupted run"))
+
+
+class Result(NamedTuple):
+    """What a run leaves behind: states (stacked for members), kept values, traces by info field, steps done, and how it ran."""
+
+    state: Any
+    kept: Any
+    traces: dict[str, np.ndarray]
+    steps: int
+    stopped_early: bool
+    plan: dict[str, Any]
+    seconds: float
+
+
+def run(
+    key: Key,
+    algorithm: Algorithm,
+    data: Data | Stream | None,
+    starts: Tree,
+    options: Options,
+    identity: str,
+    rows: np.ndarray | None = None,
+    held: Batch | None = None,
+    convert: Callable[[tuple], tuple] = tuple,
+) -> Result:
+    """Run all phases of an algorithm.
+
+    starts: parameters to begin from, stacked for members. rows: row numbers to train on, (members, n) or (n,). held: the Batch for
+    `check`, stacked for members. convert: checks and encodes one batch of a Stream. identity: a digest of everything that defines the
+    run; a checkpoint with another one is refused.
+    """
+    job = _Job(key, algorithm, data, starts, options, identity, rows, held, convert)
+    if options.resume:
+        job.load()
+    last_saved, began = time.monotonic(), time.monotonic() - job.seconds
+    with Progress(options.progress, sum(phase.num_steps or 1 for phase in algorithm.phases)) as bar:
+        while job.phase < len(algorithm.phases):
+            feed = job.feed()
+            while job.step < job.num_steps(feed) and not job.stopped:
+                job.advance(feed)
+                job.seconds = time.monotonic() - began
+                bar.update(algorithm.phases[job.phase].name, job.total_steps, job.note())
+                if options.checkpoint is not None and time.monotonic() - last_saved >= options.checkpoint_every:
+                    job.save()
+                    last_saved = time.monotonic()
+            job.phase, job.step, job.calls = job.phase + 1, 0, 0
+            job.stopped = job.stopped and job.phase == len(algorithm.phases)
+    if options.checkpoint is not None:
+        job.save()
+    return job.result()
+
+
+class _Job:
+    """Host-side bookkeeping of one run; everything numerical is in the pure functions below."""
+
+    def __init__(self, key: Key, algorithm: Algorithm, data: Any, starts: Tree, options: Options, identity: str, rows: Any, held: Any, convert: Any):
+        self.algorithm, self.options, self.identity, self.rows, self.convert = algorithm, options, identity, rows, convert
+        self.members = range(algorithm.members or 1)
+        self.stacked = algorithm.members is not None
+        key_init, key_order, key_steps = jax.random.split(key, 3)
+        split = (lambda k: jax.random.split(k, len(self.members))) if self.stacked else (lambda k: k[None])
+        self.seeds = [seed_of(k) for k in split(key_order)]
+        self.groups = _groups(self.members, options.parallel, _tree.size(starts) // len(self.members)) if self.stacked else [self.members]
+        self.workers = 1 if options.parallel in ("sequential", "vmap") else min(os.cpu_count() or 1, len(self.groups))
+        self.source = data
+        with self._precision():
+            self.data = data.batch() if isinstance(data, Data) else None
+            self.keys = jax.vmap(noise_key)(split(key_steps))
+            init = jax.jit(jax.vmap(algorithm.init)) if self.stacked else jax.jit(algorithm.init)
+            state = init(split(key_init) if self.stacked else key_init, starts)
+        self.states = [self._pick(state, group) for group in self.groups]
+        self.held = [None if held is None else self._pick(held, group) for group in self.groups]
+        self.previous = self.states
+        self.phase, self.step, self.total_steps, self.calls, self.seconds = 0, 0, 0, 0, 0.0
+        self.count = FIRST_CHUNK
+        self.position = [0, 0]
+        self.kept: list[Any] = []
+        self.traces: dict[str, list[np.ndarray]] = {}
+        self.stopped = False
+        self.driver = options.driver
+
+    def _precision(self) -> Any:
+        return jax.enable_x64(True if self.algorithm.x64 else jax.config.jax_enable_x64)
+
+    def _pick(self, tree: Any, group: range) -> Any:
+        """A group's share: one member alone is kept without a leading axis, so that it runs exactly as it would by itself."""
+        if not self.stacked:
+            return tree
+        return _tree.take(tree, group[0] if len(group) == 1 else slice(group.start, group.stop))
+
+    def _join(self, parts: list[Any]) -> Any:
+        """The inverse of `_pick` over all groups."""
+        if not self.stacked:
+            return parts[0]
+        parts = [part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in zip(parts, self.groups, strict=True)]
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+    def feed(self) -> Any:
+        """The feed of the current phase."""
+        phase = self.algorithm.phases[self.phase]
+        if phase.batches is None:
+            return NoFeed()
+        if isinstance(self.source, Stream):
+            if phase.batches == "full":
+                raise MethodError(
+                    message(f"Phase {phase.name!r} needs all rows at every step.", "a Stream", "data in memory, or mini-batches", "set batch_size (any number: the stream's batches are used)")
+                )
+            return StreamFeed(self.source, self.convert, self.position)
+        return ArrayFeed(self.source, phase.batches, phase.batch_size, self.seeds, self.rows, self.stacked)
+
+    def num_steps(self, feed: Any) -> int:
+        phase = self.algorithm.phases[self.phase]
+        return feed.num_steps if phase.batches == "once" else int(phase.num_steps)
+
+    def note(self) -> str:
+        watched = self.traces.get(self.algorithm.watch or "")
+        return f"{self.algorithm.watch.replace('_', ' ')} {float(np.mean(watched[-1][..., -1])):.4g}" if watched and watched[-1].size else ""
+
+    # ---- one chunk ----------------------------------------------------------------------------------------------------------------
+
+    def advance(self, feed: Any) -> None:
+        """Run one chunk on every group, then look at what came out."""
+        total = self.num_steps(feed)
+        capacity = self._capacity(feed, total)
+        count = min(self.count, capacity, total - self.step)
+        if self.algorithm.check is not None and self.held[0] is not None:
+            count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
+        feeds = [feed.chunk(group, self.step, count, capacity) for group in self.groups]
+        feeds = [part if self.stacked and len(group) > 1 or feed.kind == "stream" else _squeeze(part, self.stacked) for part, group in zip(feeds, self.groups, strict=True)]
+        if self.driver == "auto":
+            self.driver = self._choose_driver(feed.kind, feeds, count, capacity)
+        clock = time.perf_counter()
+        outs = self._call(feed.kind, feeds, count, capacity, self.driver)
+        elapsed = time.perf_counter() - clock
+        self._check_finite(feed.kind, feeds, capacity, outs, count)
+        self.previous, self.states = self.states, [state for state, _, _ in outs]
+        self._record([info for _, info, _ in outs], [kept for _, _, kept in outs], count, total)
+        self.step, self.total_steps, self.calls = self.step + count, self.total_steps + count, self.calls + 1
+        if self.calls > 1:  # the first call compiles
+            self.count = int(np.clip(count * CHUNK_SECONDS / max(elapsed, 1e-6), 1, MAX_CHUNK))
+        elif elapsed < CHUNK_SECONDS:
+            self.count = MAX_CHUNK
+        self._check_held()
+
+    def _capacity(self, feed: Any, total: int) -> int:
+        kept = 0
+        if self.algorithm.keep is not None:
+            kept = _tree.nbytes(self.algorithm.position(self.states[0])) + 1
+        per_step = max(1, feed.bytes_per_step * len(self.members), kept)
+        return int(np.clip(FEED_BYTES // per_step, 1, min(MAX_CHUNK, total)))
+
+    def _call(self, kind: str, feeds: list[Any], count: int, capacity: int, driver: str) -> list[Any]:
+        def one(number: int) -> Any:
+            with self._precision():
+                group = self.groups[number]
+                stacked = self.stacked and len(group) > 1
+                keys = self.keys[group.start : group.stop] if stacked else self.keys[group.start]
+                advance = _compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
+                out = advance(self.states[number], keys, self.step, count, self.data, feeds[number], capacity)
+                return jax.block_until_ready(out)
+
+        if self.workers == 1:
+            return [one(number) for number in range(len(self.groups))]
+        first = [one(0)] if self.calls == 0 and self.step == 0 else []  # compile once, not once per thread
+        with ThreadPoolExecutor(self.workers) as pool:
+            return first + list(pool.map(one, range(len(first), len(self.groups))))
+
+    def _fed_rows(self, kind: str) -> bool:
+        return kind in ("random", "once") or (kind == "full" and self.rows is not None)
+
+    def _choose_driver(self, kind: str, feeds: list[Any], count: int, capacity: int) -> str:
+        """Heavy steps may run faster outside the compiled loop; both are timed once, on steps that are thrown away."""
+        self._call(kind, feeds, 1, capacity, "loop")
+        timed = {}
+        for driver in ("loop", "step"):
+            if driver == "step":
+                if timed["loop"] < HEAVY_SECONDS:
+                    return "loop"
+                self._call(kind, feeds, 1, capacity, driver)
+            clock = time.perf_counter()
+            self._call(kind, feeds, min(2, count), capacity, driver)
+            timed[driver] = (time.perf_counter() - clock) / min(2, count)
+        return min(timed, key=timed.get)
+
+    # ---- looking at it ------------------------------------------------------------------------------------------------------------
+
+    def _check_finite(self, kind: str, feeds: list[Any], capacity: int, outs: list[Any], count: int) -> None:
+        """Stop at the first step whose watched number is not finite, with the state before it."""
+        if self.algorithm.watch is None:
+            return
+        watched = np.stack([np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, _ in outs])
+        bad = np.flatnonzero(~np.isfinite(watched.sum(axis=0)))
+        if not bad.size:
+            return
+        at = int(bad[0])
+        after = self._call(kind, feeds, at + 1, capacity, self.driver)
+        path = next((p for state, _, _ in after if (p := _tree.first_nonfinite(self.algorithm.position(state)))), None)
+        if at > 0:
+            self.states = [state for state, _, _ in self._call(kind, feeds, at - 1, capacity, self.driver)]
+        else:
+            self.states = self.previous
+        self.total_steps += max(at - 1, 0)
+        where = f"parameter {path}" if path else f"{self.algorithm.watch} (all parameters are finite)"
+        error = NonFiniteError(
+            message(
+                f"Step {self.total_steps + (1 if at else 0)} left the finite numbers.",
+                where,
+                "finite values",
+                "lower learning_rate or step_size, standardise x and y, or use float64; the last good state is in error.fit",
+            )
+        )
+        error.result = self.result()  # type: ignore[attr-defined]
+        raise error
+
+    def _record(self, infos: list[Any], kept: list[Any], count: int, total: int) -> None:
+        """Thin the traces by step number, not by chunk, so that they do not depend on how the run was cut."""
+        stride = max(1, total // TRACE_POINTS)
+        picked = [i for i in range(count) if (self.step + i) % stride == 0]
+        joined = self._join(infos)
+        if joined is not None:
+            for name, value in joined._asdict().items():
+                self.traces.setdefault(name, []).append(np.asarray(value)[..., picked])
+        if self.algorithm.keep is not None:
+            values, wanted = self._join(kept)
+            mask = np.asarray(wanted)[..., :count]
+            mask = mask[0] if self.stacked else mask
+            if mask.any():
+                cut = (lambda leaf: np.asarray(leaf)[:, :count][:, mask]) if self.stacked else (lambda leaf: np.asarray(leaf)[:count][mask])
+                self.kept.append(jax.tree.map(cut, values))
+
+    def _check_held(self) -> None:
+        algorithm = self.algorithm
+        if algorithm.check is not None and self.held[0] is not None and self.step % algorithm.check_every == 0:
+            check = _compiled_check(algorithm, self.stacked)
+            with self._precision():
+                self.states = [
+                    check(state, held, stacked=self.stacked and len(group) > 1)
+                    for state, held, group in zip(self.states, self.held, self.groups, strict=True)
+                ]
+        if algorithm.done is not None:
+            self.stopped = all(bool(jnp.all(_done(algorithm, state, self.stacked and len(g) > 1))) for state, g in zip(self.states, self.groups, strict=True))
+
+    def result(self) -> Result:
+        traces = {name: np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
+        kept = None
+        if self.kept:
+            kept = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1 if self.stacked else 0), *self.kept)
+        plan = {"driver": self.driver, "groups": [len(group) for group in self.groups]}
+        with self._precision():
+            return Result(self._join(self.states), kept, traces, self.total_steps, self.stopped, plan, self.seconds)
+
+    # ---- checkpoints --------------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        arrays = _files.flatten(self._join(self.states), "state/")
+        kept = [jax.tree.leaves(part) for part in self.kept]
+        arrays |= {f"kept/{n:06d}/{i:05d}": leaf for n, part in enumerate(kept) for i, leaf in enumerate(part)}
+        arrays |= {f"trace/{name}": np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
+        fields = ("identity", "phase", "step", "total_steps", "count", "seconds", "stopped", "position", "driver")
+        meta = {name: getattr(self, name) for name in fields} | {"schema": 1, "groups": [[g.start, g.stop] for g in self.groups]}
+        _files.write_atomic(Path(self.options.checkpoint) / CHECKPOINT, _files.pack(arrays, meta))
+
+    def load(self) -> None:
+        path = Path(self.options.checkpoint) / CHECKPOINT
+        if not path.exists():
+            return  # Killed before the first checkpoint: the run starts from its beginning, and is the same run.
+        arrays, meta = _files.unpack(path.read_bytes(), str(path))
+        if meta.pop("schema") != 1:
+            raise StoreError(message("The checkpoint is from a later version.", "an unknown schema", "schema 1", "update aleator"))
+        if meta["identity"] != self.identity:
+            raise StoreError(message("The checkpoint belongs to another run.", "a different key, model, method or data", "the same four", "pass the original ones, or another directory"))
+        with self._precision():
+            part = {name: array for name, array in arrays.items() if name.startswith("state/")}
+            state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
+            self.groups = [range(*bounds) for bounds in meta.pop("groups")]
+            self.states = self.previous = [self._pick(state, group) for group in self.groups]
+        for name, value in meta.items():
+            setattr(self, name, value)
+        self.traces = {name.removeprefix("trace/"): [array] for name, array in arrays.items() if name.startswith("trace/")}
+        self.kept = self._load_kept({name: array for name, array in arrays.items() if name.startswith("kept/")})
+
+    def _load_kept(self, arrays: dict[str, np.ndarray]) -> list[Any]:
+        if not arrays:
+            return []
+        state = self.states[0] if not (self.stacked and len(self.groups[0]) > 1) else _tree.take(self.states[0], 0)
+        structure = jax.tree.structure(jax.eval_shape(lambda s: self.algorithm.keep(s, None)[0], state))
+        parts: dict[str, list[np.ndarray]] = {}
+        for name in sorted(arrays):
+            parts.setdefault(name.split("/")[1], []).append(arrays[name])
+        return [jax.tree.unflatten(structure, leaves) for leaves in parts.values()]
+
+
+def _groups(members: range, parallel: str, size: int) -> list[range]:
+    """Members that run stacked together; groups run on host threads."""
+    if parallel == "vmap" or (parallel == "auto" and jax.default_backend() != "cpu"):
+        return [members]
+    alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER
+    bounds = np.linspace(0, len(members), (len(members) if alone else min(os.cpu_count() or 1, len(members))) + 1).round().astype(int)
+    return [range(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _squeeze(part: Any, stacked: bool) -> Any:
+    return jax.tree.map(lambda leaf: leaf[0], part) if stacked and part is not None else part
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(algorithm: Algorithm, phase_index: int, kind: str, driver: str, stacked: bool, fed: bool) -> Callable:
+    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept): `count` steps, compiled once per shape."""
+    phase = algorithm.phases[phase_index]
+
+    def one_step(state: Any, key: Key, number: Any, i: Any, data: Any, feed: Any) -> tuple[Any, Any, Any]:
+        state, info = phase.step(jax.random.fold_in(key, number), state, batch_at(kind, data, feed, i))
+        return state, info, None if algorithm.keep is None else algorithm.keep(state, info)
+
+    def chunk(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+        data = prepare(kind, data, feed)
+        _, info, kept = jax.eval_shape(one_step, state, key, first, 0, data, feed)
+        buffers = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), (info, kept))
+
+        def going(carry: Any) -> Array:
+            i, state, _ = carry
+            # A frozen member under vmap keeps its state: while_loop selects per member.
+            return (i < count) if algorithm.done is None else (i < count) & ~algorithm.done(state)
+
+        def body(carry: Any) -> Any:
+            i, state, buffers = carry
+            state, *out = one_step(state, key, first + i, i, data, feed)
+            return i + 1, state, jax.tree.map(lambda buffer, value: buffer.at[i].set(value), buffers, tuple(out))
+
+        _, state, (infos, keeps) = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), state, buffers))
+        return state, infos, keeps
+
+    axes = (0, 0, None, None, None, 0 if fed else None)
+    if driver == "loop":
+        mapped = lambda *args: jax.vmap(lambda *a: chunk(*a, args[-1]), in_axes=axes)(*args[:-1])  # noqa: E731
+        return jax.jit(mapped if stacked else chunk, static_argnums=6)
+
+    prepared = jax.jit(jax.vmap(lambda d, f: prepare(kind, d, f), in_axes=(None, 0 if fed else None)) if stacked and kind == "full" and fed else lambda d, f: prepare(kind, d, f))
+    data_axis = 0 if kind == "full" and fed else None
+    single = jax.jit(jax.vmap(one_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
+
+    def python_chunk(state: Any, key: Key, first: int, count: int, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+        data = prepared(data, feed)
+        outs = []
+        for i in range(count):
+            state, *out = single(state, key, first + i, i, data, feed)
+            outs.append(tuple(out))
+        axis = 1 if stacked else 0
+        pad = lambda leaf: jnp.concatenate([leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis)  # noqa: E731
+        infos, keeps = jax.tree.map(lambda *leaves: pad(jnp.stack(leaves, axis)), *outs)
+        return state, infos, keeps
+
+    return python_chunk
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_check(algorithm: Algorithm, stacked: bool) -> Callable:
+    def check(state: Any, held: Any, stacked: bool) -> Any:
+        return (jax.vmap(algorithm.check) if stacked else algorithm.check)(state, held)
+
+    return jax.jit(check, static_argnames="stacked")
+
+
+def _done(algorithm: Algorithm, state: Any, stacked: bool) -> Array:
+    return (jax.vmap(algorithm.done) if stacked else algorithm.done)(state)

@@ -1,0 +1,180 @@
+"""MAP: the mode of the posterior by stochastic or full-batch gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from aleator._errors import MethodError, message, nearest
+from aleator._typing import Array, Key, Tree
+from aleator.data import Batch
+from aleator.loop import Algorithm, Phase
+from aleator.methods._method import Card, Method, check_positive
+from aleator.posterior import Point, Posterior
+
+
+class State(NamedTuple):
+    """params and optimiser state; best: parameters, held-out score and checks since, when there is held-out data, else ()."""
+
+    params: Tree
+    optimizer: Any
+    best: Any
+
+
+class Best(NamedTuple):
+    params: Tree
+    score: Array
+    checks_since: Array
+
+
+class Info(NamedTuple):
+    """log_joint: the (mini-batch estimate of the) log joint before the step."""
+
+    log_joint: Array
+
+
+def init(key: Key, start: Tree, optimizer: Any, early: bool) -> State:
+    best = Best(start, jnp.asarray(-jnp.inf), jnp.zeros((), jnp.int32)) if early else ()
+    return State(start, optimizer.init(start), best)
+
+
+def step(key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, adversarial: float) -> tuple[State, Info]:
+    """θ ← θ − update(∇[−log joint / N]): the prior's weight decay is scaled by N because the log joint is."""
+    import optax
+
+    scale = 1.0 / max(target.num_data, 1)
+    key = key if target.stochastic else None
+
+    def loss(params: Tree) -> Array:
+        value = target.log_joint(params, batch, key)
+        if adversarial:
+            value = 0.5 * (value + target.log_joint(params, _smoothed(params, batch, target, key, adversarial), key))
+        return -scale * value
+
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params, value=value, grad=gradient, value_fn=loss)
+    return State(optax.apply_updates(state.params, updates), optimizer_state, state.best), Info(-value / scale)
+
+
+def check(state: State, held: Batch, target: Any) -> State:
+    """Remember the parameters with the best mean held-out log-likelihood."""
+    score = held.weighted_sum(target.log_likelihood(state.params, held)) / held.size
+    better = score > state.best.score
+    keep = lambda new, old: jnp.where(better, new, old)  # noqa: E731
+    best = Best(jax.tree.map(keep, state.params, state.best.params), keep(score, state.best.score), jnp.where(better, 0, state.best.checks_since + 1))
+    return state._replace(best=best)
+
+
+@dataclasses.dataclass(frozen=True)
+class MAP(Method):
+    """θ* = argmax log p(θ) + Σᵢ log p(yᵢ | xᵢ, θ).
+
+    batch_size None means all rows at every step. optimizer: the name of an optax optimiser, a function learning_rate → optimiser, or an
+    optimiser. schedule: "constant", "cosine" (to zero over num_steps) or "warmup_cosine" (5 % warm-up). holdout > 0 sets that fraction of
+    the rows aside (or uses `validation=` of `al.fit`), looks at their log-likelihood every check_every steps, stops after `patience` looks
+    without improvement and returns the best parameters seen. adversarial ε adds the log-likelihood at x + ε·sign(∂loss/∂x), the smoothing
+    of Lakshminarayanan et al. (2017); ε in units of x. clip: largest gradient norm allowed (of the loss per row).
+    """
+
+    num_steps: int = 2000
+    batch_size: int | None = None
+    learning_rate: float = 1e-2
+    optimizer: Any = "adam"
+    schedule: str = "cosine"
+    holdout: float = 0.0
+    patience: int = 10
+    check_every: int = 100
+    adversarial: float = 0.0
+    clip: float | None = None
+
+    card: ClassVar[Card] = Card(
+        name="MAP",
+        summary="The single most probable parameters: fast, and blind to its own uncertainty.",
+        model_class="any model with a differentiable log joint",
+        criterion="log joint density (penalised likelihood)",
+        search="stochastic or full-batch gradient ascent",
+        cost="one gradient per step; one copy of the parameters, plus the optimiser's",
+        needs="a log joint that is differentiable and finite at the start",
+        references=("Bishop, Pattern Recognition and Machine Learning, 2006, §3.3, §5.5",),
+    )
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_steps", "batch_size", "patience", "check_every", whole=True)
+        check_positive(self, "learning_rate", "clip")
+        if not 0.0 <= self.holdout < 1.0 or self.adversarial < 0.0:
+            got = f"holdout={self.holdout}, adversarial={self.adversarial}"
+            raise MethodError(message("MAP cannot use these fractions.", got, "0 ≤ holdout < 1 and adversarial ≥ 0", "pass e.g. holdout=0.1"))
+        _schedule(self)
+        _optimizer(self)
+
+    def build(self, target: Any) -> Algorithm:
+        optimizer, early = _optimizer(self), self.holdout > 0
+        if early and target.model is None:
+            raise MethodError(message("A bare log density has no data to hold out.", f"holdout={self.holdout}", "holdout=0", "drop holdout"))
+
+        def finish(key: Key, state: State, kept: Any) -> Posterior:
+            return Point(position(state))
+
+        def position(state: State) -> Tree:
+            return state.best.params if early else state.params
+
+        batches = None if target.model is None else "full" if self.batch_size is None else "random"
+        return Algorithm(
+            init=lambda key, start: init(key, start, optimizer, early),
+            phases=(
+                Phase("MAP", lambda key, state, batch: step(key, state, batch, target, optimizer, self.adversarial), self.num_steps, batches, self.batch_size),
+            ),
+            position=position,
+            finish=finish,
+            done=(lambda state: state.best.checks_since >= self.patience) if early else None,
+            check=(lambda state, held: check(state, held, target)) if early else None,
+            check_every=self.check_every,
+            watch="log_joint",
+        )
+
+
+def _smoothed(params: Tree, batch: Batch, target: Any, key: Key | None, epsilon: float) -> Batch:
+    """The batch moved by ε in the direction in which each row's log-likelihood falls fastest."""
+    total = lambda x: jnp.sum(target.log_likelihood(jax.lax.stop_gradient(params), dataclasses.replace(batch, x=x), key))  # noqa: E731
+    direction = jax.tree.map(jnp.sign, jax.grad(total)(batch.x))
+    return dataclasses.replace(batch, x=jax.tree.map(lambda x, d: x - epsilon * d, batch.x, direction))
+
+
+def _schedule(method: MAP) -> float | Callable:
+    import optax
+
+    steps = method.num_steps
+    made = {
+        "constant": lambda: method.learning_rate,
+        "cosine": lambda: optax.cosine_decay_schedule(method.learning_rate, steps),
+        "warmup_cosine": lambda: optax.warmup_cosine_decay_schedule(0.0, method.learning_rate, max(1, steps // 20), steps),
+    }
+    if method.schedule not in made:
+        got = repr(method.schedule) + nearest(str(method.schedule), made)
+        raise MethodError(message("Unknown schedule.", got, f"one of {sorted(made)}", "choose one, or pass an optimizer with its own schedule"))
+    return made[method.schedule]()
+
+
+def _optimizer(method: MAP) -> Any:
+    import optax
+
+    choice, rate = method.optimizer, _schedule(method)
+    if isinstance(choice, str):
+        factory = getattr(optax, choice, None)
+        if not callable(factory) or choice.startswith("_"):
+            names = ("adam", "adabelief", "adagrad", "lamb", "lbfgs", "lion", "nadam", "novograd", "radam", "rmsprop", "sgd", "yogi")
+            raise MethodError(message("Unknown optimiser.", repr(choice) + nearest(choice, names), f"an optax optimiser such as {names}", "check the spelling"))
+        # L-BFGS finds its own step by line search; a learning rate would only spoil it.
+        made = optax.lbfgs() if choice == "lbfgs" else factory(rate)
+    elif isinstance(choice, optax.GradientTransformation):
+        made = choice
+    elif callable(choice):
+        made = choice(rate)
+    else:
+        raise MethodError(message("Unknown optimiser.", repr(choice), "a name, a function of the learning rate, or an optax optimiser", "pass e.g. 'adam'"))
+    parts = [made] if method.clip is None else [optax.clip_by_global_norm(method.clip), made]
+    return optax.with_extra_args_support(optax.chain(*parts) if len(parts) > 1 else made)

@@ -1,0 +1,6 @@
+"""Networks: adapters at the border, built-in ones as plain functions on plain trees."""
+
+from aleator.networks._network import Network, UserNetwork, as_network
+from aleator.networks.mlp import MLP, Shallow
+
+__all__ = ["MLP", "Network", "Shallow", "UserNetwork", "as_network"]

@@ -1,0 +1,232 @@
+"""NumPyro programs as models (E14): program(x, y=None) with sample sites, one of them observed.
+
+Latent sites become unconstrained parameters; the observed site's distribution is the output f(x), so every prediction, score and
+decision works on programs as on networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree
+from aleator._errors import DataError, ModelError, message
+from aleator._typing import Array, Key, Tree
+from aleator.data import Batch
+from aleator.likelihoods import Likelihood
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramLikelihood(Likelihood):
+    """p(y | f) where f already is the observed site's NumPyro distribution (a pytree)."""
+
+    support_kind: str = "real"
+
+    @property
+    def support(self) -> str:  # type: ignore[override]
+        return self.support_kind
+
+    def positive(self) -> dict:
+        return {}
+
+    def num_outputs(self, k: int) -> int:
+        return k
+
+    def encode(self, y: Any, fitting: bool = True) -> np.ndarray:
+        """Regression and counts as (N, k); labels stay as they are. Finite, numeric."""
+        y = np.asarray(y)
+        if y.dtype.kind not in "fiub" or not np.all(np.isfinite(y)):
+            raise DataError(message("y cannot be observed by the program.", f"dtype {y.dtype}", "finite numbers", "encode labels as integers and drop missing rows"))
+        return y.astype(np.int32) if self.support_kind == "label" else (y[:, None] if y.ndim == 1 else y)
+
+    def log_terms(self, outputs: Any, y: Array, extra: dict) -> Array:
+        return _columns(outputs.log_prob(_match(y, outputs)))
+
+    def mean(self, outputs: Any, extra: dict) -> Array:
+        return outputs.probs if self.support_kind == "label" else _columns(outputs.mean)
+
+    def variance(self, outputs: Any, extra: dict) -> Array:
+        return outputs.probs * (1 - outputs.probs) if self.support_kind == "label" else _columns(outputs.variance)
+
+    def entropy(self, outputs: Any, extra: dict) -> Array:
+        if self.support_kind == "label":
+            return -jnp.sum(jax.scipy.special.xlogy(outputs.probs, outputs.probs), axis=-1)
+        try:
+            return _columns(outputs.entropy())
+        except NotImplementedError as error:
+            raise ModelError(
+                message("The entropy of this site has no closed form.", type(outputs).__name__, "a distribution with entropy()", "use the variance split instead")
+            ) from error
+
+    def sample(self, key: Key, outputs: Any, extra: dict) -> Array:
+        drawn = outputs.sample(key)
+        return drawn if self.support_kind == "label" else _columns(drawn)
+
+    def cdf(self, outputs: Any, y: Array, extra: dict) -> Array:
+        return _columns(outputs.cdf(_match(y, outputs)))
+
+    def marginal(self, mean: Array, variance: Array, extra: dict, df: Array | None = None) -> Any:
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramModel:
+    """A NumPyro program over data. rows and support are filled in when it meets data."""
+
+    program: Callable
+    likelihood: Any = None
+    observed: str = ""
+    shapes: Any = None
+    x_example: Any = None
+    minibatch: bool = True
+    stochastic: bool = False
+    num_targets: int | None = None
+
+    def bind(self, x: Tree, y: Tree) -> ProgramModel:
+        """Run the program once, find its latent and observed sites, and learn whether its likelihood splits over rows."""
+        if y is None:
+            raise DataError(message("A program needs something to observe.", "y=None", "y of shape (N,) or (N, k)", "pass (x, y)"))
+        trace = self._trace(x, y, None)
+        latent = {name: site for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
+        observed = {name: site for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
+        if len(observed) != 1 or not latent:
+            raise ModelError(
+                message("The program cannot be used as a model.", f"{len(observed)} observed and {len(latent)} latent sites", "one observed and some latent sites", "write program(x, y=None) with one obs=y")
+            )
+        discrete = [name for name, site in latent.items() if site["fn"].support.is_discrete]
+        if discrete:
+            raise ModelError(message("The program has discrete latent sites.", discrete, "continuous latents", "sum them out by hand (numpyro.distributions.Mixture…)"))
+        name, site = next(iter(observed.items()))
+        n = _tree.rows(y)
+        if site["fn"].batch_shape[:1] != (n,):
+            raise ModelError(
+                message(f"Site {name!r} is not one term per row.", f"batch shape {site['fn'].batch_shape}", f"leading axis {n}", "observe y inside numpyro.plate('data', n)")
+            )
+        one_row = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), x)
+        alone = self._trace(one_row, None, None)
+        # Latents that keep their shape when the program sees one row are global; otherwise every step needs all rows.
+        minibatch = all(name in alone and alone[name]["value"].shape == latent[name]["value"].shape for name in latent)
+        shapes = tuple(sorted((key, _unconstrained_shape(s)) for key, s in latent.items()))
+        kind = _support_kind(site["fn"])
+        example = one_row if minibatch else jax.tree.map(jnp.asarray, x)
+        columns = int(np.shape(y)[1]) if np.ndim(y) == 2 else 1
+        return dataclasses.replace(
+            self, likelihood=ProgramLikelihood(kind), observed=name, shapes=shapes, x_example=example, minibatch=minibatch, num_targets=columns
+        )
+
+    def init(self, key: Key) -> Tree:
+        """Uniform(−2, 2) on the unconstrained scale, the start NumPyro itself uses."""
+        names = [name for name, _ in self._bound()]
+        keys = jax.random.split(key, len(names))
+        return {name: jax.random.uniform(k, shape, minval=-2.0, maxval=2.0) for (name, shape), k in zip(self._bound(), keys, strict=True)}
+
+    def start(self, key: Key) -> Tree:
+        return jax.tree.map(lambda leaf: 0.1 * leaf, self.init(key))
+
+    def sample_prior(self, key: Key) -> Tree:
+        trace = self._trace(self.x_example, None, None, seed=key)
+        return {name: _transform(trace[name]).inv(trace[name]["value"]) for name, _ in self._bound()}
+
+    def constrain(self, params: Tree) -> Tree:
+        """Latent values on their own scale."""
+        trace = self._trace(self.x_example, None, params)
+        return {name: trace[name]["value"] for name, _ in self._bound()}
+
+    def log_prior(self, params: Tree) -> Array:
+        """Σ log p(latent) + log |Jacobian| over unconstrained params."""
+        trace = self._trace(self.x_example, None, params)
+        total = jnp.zeros(())
+        for name, _ in self._bound():
+            site = trace[name]
+            transform = _transform(site)
+            jacobian = transform.log_abs_det_jacobian(params[name], site["value"])
+            total = total + jnp.sum(site["fn"].log_prob(site["value"])) + jnp.sum(jacobian)
+        return total
+
+    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> Array:
+        return self.likelihood.log_prob(self.outputs(params, batch.x), batch.y, {})
+
+    def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> Any:
+        """The observed site's distribution at x, batch shape (n, …)."""
+        return self._trace(x, None, params)[self.observed]["fn"]
+
+    def extra(self, params: Tree) -> dict:
+        return {}
+
+    def _bound(self) -> tuple:
+        if self.shapes is None:
+            raise ModelError(message("The program has not met data yet.", "no shapes", "data", "call al.fit, or model.bind(x, y)"))
+        return self.shapes
+
+    def _trace(self, x: Tree, y: Tree, params: Tree | None, seed: Key | None = None) -> dict:
+        numpyro = _numpyro()
+        program = numpyro.handlers.seed(self.program, jax.random.key(0) if seed is None else seed)
+        if params is not None:
+            program = numpyro.handlers.substitute(program, substitute_fn=lambda site: _constrained(site, params))
+        traced = numpyro.handlers.trace(program)
+        return traced.get_trace(x) if y is None else traced.get_trace(x, y)
+
+
+def from_numpyro(program: Callable) -> ProgramModel:
+    """A model from a NumPyro program program(x, y=None) with one observed site, one row per plate element.
+
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def coin(x, y=None):
+    ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    ...     with numpyro.plate("flips", x.shape[0]):
+    ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+    >>> from_numpyro(coin).minibatch
+    True
+    """
+    if not callable(program):
+        raise ModelError(message("This is not a program.", type(program).__name__, "a function program(x, y=None)", "pass the function itself"))
+    return ProgramModel(program)
+
+
+def _numpyro() -> Any:
+    import numpyro
+    import numpyro.distributions
+
+    return numpyro
+
+
+def _transform(site: dict) -> Any:
+    from numpyro.distributions.transforms import biject_to
+
+    return biject_to(site["fn"].support)
+
+
+def _unconstrained_shape(site: dict) -> tuple[int, ...]:
+    value = jax.ShapeDtypeStruct(site["value"].shape, site["value"].dtype)
+    return jax.eval_shape(_transform(site).inv, value).shape
+
+
+def _support_kind(distribution: Any) -> str:
+    """ "label", "count" or "real", as `Predictive` distinguishes them."""
+    if "Categorical" in type(distribution).__name__:
+        return "label"
+    return "count" if distribution.support.is_discrete else "real"
+
+
+def _constrained(site: dict, params: Tree) -> Any:
+    return _transform(site)(params[site["name"]]) if site["type"] == "sample" and site["name"] in params else None
+
+
+def _columns(values: Array) -> Array:
+    """(n,) → (n, 1); (n, k) stays."""
+    return values[..., None] if values.ndim == 1 else values
+
+
+def _match(y: Array, distribution: Any) -> Array:
+    """y in the shape of the site: (n, 1) → (n,) where the site is one number per row."""
+    shape = distribution.batch_shape + distribution.event_shape
+    if y.shape == shape:
+        return y
+    if y.shape == (*shape, 1):
+        return y[..., 0]
+    raise ModelError(message("y does not fit the observed site.", f"y {y.shape}", f"{shape}", "give the site one element per row and target column"))
