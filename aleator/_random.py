@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,18 @@ def noise_key(key: Key) -> Key:
     return jax.random.key(jax.random.bits(key, dtype=jnp.uint32), impl="philox2x32")
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def split(key: Key, num: int) -> tuple[Key, ...]:
+    """`num` keys as a tuple, in one compiled call (unpacking an array of keys compiles once more per key)."""
+    return tuple(jax.random.split(key, num))
+
+
 def seed_of(key: Key) -> int:
     """A 64-bit host seed that depends on the whole key; feeds NumPy generators for batch orders."""
     words = np.asarray(jax.random.key_data(key)).astype(np.uint32).ravel()
     return int(np.random.SeedSequence(words.tolist()).generate_state(1, np.uint64)[0])
+
+
+def seeds_of(key: Key, num: int) -> list[int]:
+    """`num` independent host seeds."""
+    return [int(seed) for seed in np.random.SeedSequence(seed_of(key)).generate_state(num, np.uint64)]

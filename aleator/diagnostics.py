@@ -12,27 +12,28 @@ from aleator import _tree
 from aleator._errors import message
 from aleator._typing import Key, Tree
 from aleator.data import Data
+from aleator.loop import per_member
 
 STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the steps that counts as unfinished
 
 
 def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool]:
     """A sentence on how the run went, with the next thing to do; and whether it is healthy."""
-    bad = _tree.first_nonfinite(algorithm.position(result.state))
+    bad = _tree.first_nonfinite(per_member(algorithm.position, algorithm.members is not None)(result.state))
     if bad is not None:
         return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False
     if num_data == 1:
         return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
-    trace = result.traces.get("log_joint")
+    trace = result.traces.get("log_likelihood")
     if trace is None:
         return f"Complete: {result.steps} pass{'es' * (result.steps != 1)} over the data, all finite.", True
     if trace.shape[-1] >= 20:
         moved = np.ptp(trace, axis=-1)
         if np.any(moved == 0.0):
-            return "The log joint never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.", False
+            return "The log-likelihood never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.", False
         if not result.stopped_early and _still_rising(trace):
             return f"Still improving after {result.steps} steps: raise num_steps or learning_rate.", True
-    how = "stopped early by the held-out data" if result.stopped_early else "the log joint has levelled off"
+    how = "stopped early by the held-out data" if result.stopped_early else "the log-likelihood has levelled off"
     return f"Converged: {how} after {result.steps} steps, all finite.", True
 
 

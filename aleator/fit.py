@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import os
 import platform
 import warnings
@@ -15,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree, diagnostics, loop, store
+from aleator._cache import cached
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, NonFiniteError, message
-from aleator._random import as_key, seed_of
+from aleator._random import as_key, seeds_of, split
 from aleator._typing import Key, KeyLike, Tree
 from aleator._version import __version__
 from aleator.data import Batch, Data, Stream, as_data, check_arrays
@@ -152,7 +152,7 @@ def _fit(
         hint = "call it: al.MAP() and not al.MAP" if isinstance(method, type) else "pass e.g. al.MAP()"
         raise MethodError(message("This is not a method.", repr(method), "an object such as al.MAP()", hint))
     began = datetime.datetime.now(datetime.UTC)
-    key_start, key_rows, key_run, key_finish = jax.random.split(key, 4)
+    key_start, key_rows, key_run, key_finish = split(key, 4)
     model, data, convert, shapes = _bind(model, data)
     held = None if validation is None else _encode(as_data(validation), model)
     rows, held = _rows(key_rows, method, data, held)
@@ -240,7 +240,7 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
     if num_held >= num_data:
         raise DataError(message("There is nothing left to train on.", f"{num_data} rows, {num_held} held out", "at least one row on each side", "use more rows or holdout=0"))
     train, test = [], []
-    for seed in [seed_of(k) for k in (jax.random.split(key, members) if members is not None else [key])]:
+    for seed in seeds_of(key, members or 1):
         generator = np.random.Generator(np.random.Philox(seed))
         order = generator.permutation(num_data)
         test.append(np.sort(order[:num_held]))
@@ -262,17 +262,8 @@ def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
         raise MethodError(message("The batches are larger than the data.", f"batch_size={size}", f"at most {num_data} rows", f"use batch_size=None for all rows, or at most {num_data}"))
 
 
+@cached
 def _build(method: Method, target: Any) -> loop.Algorithm:
-    try:
-        return _cached_build(method, target)
-    except TypeError as error:
-        if "unhashable" not in str(error):
-            raise
-        return method.build(target)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_build(method: Method, target: Any) -> loop.Algorithm:
     """Equal methods on equal targets share one Algorithm, hence its compiled steps: a second fit does not trace again."""
     return method.build(target)
 
@@ -286,9 +277,15 @@ def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree
         if init is not None:
             given = jax.tree.map(jnp.asarray, init)
             return given if algorithm.members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
-        if algorithm.members is None:
-            return target.start(key)
-        return jax.vmap(target.init)(jax.random.split(key, algorithm.members))
+        return _compiled_starts(target, algorithm.members)(key)
+
+
+@cached
+def _compiled_starts(target: Any, members: int | None) -> Any:
+    """All starting values in one compiled call; eager initialisation compiles a little function per layer."""
+    if members is None:
+        return jax.jit(target.start)
+    return jax.jit(lambda key: jax.vmap(target.init)(jax.random.split(key, members)))
 
 
 def _manifest(key: Key, method: Method, model: Any, shapes: dict, num_data: int, temperature: float, began: datetime.datetime) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from aleator import _files, _tree
 from aleator._errors import MethodError, NonFiniteError, StoreError, message
 from aleator._feed import ArrayFeed, NoFeed, StreamFeed, batch_at, prepare
 from aleator._progress import Progress
-from aleator._random import noise_key, seed_of
+from aleator._random import noise_key, seeds_of, split
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch, Data, Stream
 
@@ -157,18 +157,16 @@ class _Job:
         self.algorithm, self.options, self.identity, self.rows, self.convert = algorithm, options, identity, rows, convert
         self.members = range(algorithm.members or 1)
         self.stacked = algorithm.members is not None
-        key_init, key_order, key_steps = jax.random.split(key, 3)
-        split = (lambda k: jax.random.split(k, len(self.members))) if self.stacked else (lambda k: k[None])
-        self.seeds = [seed_of(k) for k in split(key_order)]
+        key_order, key_init, key_steps = split(key, 3)
+        self.seeds = seeds_of(key_order, len(self.members))
         self.groups = _groups(self.members, options.parallel, _tree.size(starts) // len(self.members)) if self.stacked else [self.members]
         self.workers = 1 if options.parallel in ("sequential", "vmap") else min(os.cpu_count() or 1, len(self.groups))
         self.source = data
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
-            self.keys = jax.vmap(noise_key)(split(key_steps))
-            init = jax.jit(jax.vmap(algorithm.init)) if self.stacked else jax.jit(algorithm.init)
-            state = init(split(key_init) if self.stacked else key_init, starts)
+            state, keys = _compiled_init(algorithm)(key_init, key_steps, starts)
         self.states = [self._pick(state, group) for group in self.groups]
+        self.keys = [keys[group.start] if len(group) == 1 else keys[group.start : group.stop] for group in self.groups]
         self.held = [None if held is None else self._pick(held, group) for group in self.groups]
         self.previous = self.states
         self.phase, self.step, self.total_steps, self.calls, self.seconds = 0, 0, 0, 0, 0.0
@@ -245,7 +243,7 @@ class _Job:
     def _capacity(self, feed: Any, total: int) -> int:
         kept = 0
         if self.algorithm.keep is not None:
-            kept = _tree.nbytes(self.algorithm.position(self.states[0])) + 1
+            kept = _tree.nbytes(jax.eval_shape(self.algorithm.position, self._pick(self._join(self.states), range(1)))) + 1
         per_step = max(1, feed.bytes_per_step * len(self.members), kept)
         return int(np.clip(FEED_BYTES // per_step, 1, min(MAX_CHUNK, total)))
 
@@ -254,7 +252,7 @@ class _Job:
             with self._precision():
                 group = self.groups[number]
                 stacked = self.stacked and len(group) > 1
-                keys = self.keys[group.start : group.stop] if stacked else self.keys[group.start]
+                keys = self.keys[number]
                 advance = _compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
                 out = advance(self.states[number], keys, self.step, count, self.data, feeds[number], capacity)
                 return jax.block_until_ready(out)
@@ -294,7 +292,8 @@ class _Job:
             return
         at = int(bad[0])
         after = self._call(kind, feeds, at + 1, capacity, self.driver)
-        path = next((p for state, _, _ in after if (p := _tree.first_nonfinite(self.algorithm.position(state)))), None)
+        positions = [per_member(self.algorithm.position, self.stacked and len(g) > 1)(out[0]) for out, g in zip(after, self.groups, strict=True)]
+        path = next((p for position in positions if (p := _tree.first_nonfinite(position))), None)
         if at > 0:
             self.states = [state for state, _, _ in self._call(kind, feeds, at - 1, capacity, self.driver)]
         else:
@@ -331,14 +330,15 @@ class _Job:
     def _check_held(self) -> None:
         algorithm = self.algorithm
         if algorithm.check is not None and self.held[0] is not None and self.step % algorithm.check_every == 0:
-            check = _compiled_check(algorithm, self.stacked)
+            check = _compiled_check(algorithm)
             with self._precision():
                 self.states = [
                     check(state, held, stacked=self.stacked and len(group) > 1)
                     for state, held, group in zip(self.states, self.held, self.groups, strict=True)
                 ]
         if algorithm.done is not None:
-            self.stopped = all(bool(jnp.all(_done(algorithm, state, self.stacked and len(g) > 1))) for state, g in zip(self.states, self.groups, strict=True))
+            done = [per_member(algorithm.done, self.stacked and len(g) > 1)(state) for state, g in zip(self.states, self.groups, strict=True)]
+            self.stopped = all(bool(jnp.all(flag)) for flag in done)
 
     def result(self) -> Result:
         traces = {name: np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
@@ -391,16 +391,33 @@ class _Job:
 
 
 def _groups(members: range, parallel: str, size: int) -> list[range]:
-    """Members that run stacked together; groups run on host threads."""
+    """Members that run stacked together; groups run on host threads. All groups have the same size, so that one compiled call serves."""
     if parallel == "vmap" or (parallel == "auto" and jax.default_backend() != "cpu"):
         return [members]
-    alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER
-    bounds = np.linspace(0, len(members), (len(members) if alone else min(os.cpu_count() or 1, len(members))) + 1).round().astype(int)
-    return [range(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    cores = min(os.cpu_count() or 1, len(members))
+    alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER or len(members) % cores
+    each = 1 if alone else len(members) // cores
+    return [range(first, first + each) for first in range(0, len(members), each)]
 
 
 def _squeeze(part: Any, stacked: bool) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], part) if stacked and part is not None else part
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_init(algorithm: Algorithm) -> Callable:
+    """init(key_init, key_steps, starts) → (state, step keys (members,)), in one call; states get strong types, as steps return them."""
+
+    def start(key_init: Key, key_steps: Key, starts: Tree) -> tuple[Any, Key]:
+        number = algorithm.members or 1
+        keys = jax.vmap(noise_key)(jax.random.split(key_steps, number))
+        if algorithm.members is None:
+            state = algorithm.init(key_init, starts)
+        else:
+            state = jax.vmap(algorithm.init)(jax.random.split(key_init, number), starts)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state), keys
+
+    return jax.jit(start)
 
 
 @functools.lru_cache(maxsize=256)
@@ -454,12 +471,13 @@ def _compiled(algorithm: Algorithm, phase_index: int, kind: str, driver: str, st
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_check(algorithm: Algorithm, stacked: bool) -> Callable:
+def _compiled_check(algorithm: Algorithm) -> Callable:
     def check(state: Any, held: Any, stacked: bool) -> Any:
-        return (jax.vmap(algorithm.check) if stacked else algorithm.check)(state, held)
+        return per_member(algorithm.check, stacked)(state, held)
 
     return jax.jit(check, static_argnames="stacked")
 
 
-def _done(algorithm: Algorithm, state: Any, stacked: bool) -> Array:
-    return (jax.vmap(algorithm.done) if stacked else algorithm.done)(state)
+def per_member(function: Callable, stacked: bool) -> Callable:
+    """The function itself, or mapped over the leading member axis."""
+    return jax.vmap(function) if stacked else function

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
+from aleator._cache import cached
 from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.linalg import DensePrecision
@@ -148,20 +148,19 @@ def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> O
     apply = _evaluator(model)
     width = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(x)) if x is not None else 1
     draws = _by_rows(lambda rows: apply(params, rows), x, lambda rows: num_draws * rows * width * 4 * ACTIVATION_FACTOR, axis=1)
-    extra = jax.tree.map(np.asarray, jax.vmap(model.extra)(params))
+    extra = jax.tree.map(np.asarray, _extras(model)(params))
     return Outputs(draws=draws, weights=None if weights is None else np.asarray(weights), extra=extra)
 
 
+@cached
 def _evaluator(model: Any) -> Callable:
-    try:
-        return _cached_evaluator(model)
-    except TypeError:  # a model that cannot be hashed is compiled anew
-        return _cached_evaluator.__wrapped__(model)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_evaluator(model: Any) -> Callable:
+    """outputs(params with leading axis, x), compiled once per model."""
     return jax.jit(lambda params, x: jax.vmap(lambda p: model.outputs(p, x, None))(params))
+
+
+@cached
+def _extras(model: Any) -> Callable:
+    return jax.jit(jax.vmap(model.extra))
 
 
 def _by_rows(function: Callable, x: Tree, cost: Callable[[int], int], axis: int = 0, budget: int | None = None) -> Tree:

@@ -36,9 +36,13 @@ class Target:
 
     def log_joint(self, params: Tree, batch: Batch | None, key: Key | None = None, beta: Any = 1.0, apply: Callable | None = None) -> Array:
         """[log p(θ) + β·(N/n)·Σᵢ weightᵢ·log p(yᵢ|xᵢ,θ)] / temperature: a scalar, unbiased under any mini-batching."""
+        prior, data = self.parts(params, batch, key, apply)
+        return (prior + beta * data) / self.temperature
+
+    def parts(self, params: Tree, batch: Batch | None, key: Key | None = None, apply: Callable | None = None) -> tuple[Array, Array]:
+        """(log p(θ), (N/n)·Σᵢ weightᵢ·log p(yᵢ|xᵢ,θ)): the two halves of the log joint, untempered."""
         terms = self.model.log_likelihood(params, batch, key, apply)
-        data = batch.weighted_sum(terms) * (self.num_data / batch.size)
-        return (self.model.log_prior(params) + beta * data) / self.temperature
+        return self.model.log_prior(params), batch.weighted_sum(terms) * (self.num_data / batch.size)
 
     def log_prior(self, params: Tree) -> Array:
         return self.model.log_prior(params)
@@ -79,6 +83,10 @@ class DensityTarget:
         if not (isinstance(beta, float) and beta == 1.0):
             value = beta * value + (1.0 - beta) * self.log_prior(params)
         return value / self.temperature
+
+    def parts(self, params: Tree, batch: Batch | None = None, key: Key | None = None, apply: Callable | None = None) -> tuple[Array, Array]:
+        """(0, log density): a bare density is not split."""
+        return jnp.zeros(()), self.density(params)
 
     def log_prior(self, params: Tree) -> Array:
         return self._reference("log_prob")(params)

@@ -6,7 +6,6 @@ import dataclasses
 import warnings
 
 import numpy as np
-import scipy.linalg
 
 from aleator._errors import HealthWarning, ModelError, message
 from aleator._typing import Array
@@ -58,8 +57,10 @@ class DensePrecision:
     def sqrt_matvec(self, z: Array) -> np.ndarray:
         """C⁻ᵀ z: standard normals → draws with covariance Σ; z (…, p)."""
         z = np.asarray(z, np.float64)
+        from scipy.linalg import solve_triangular
+
         flat, factors = z.reshape(-1, *z.shape[-2:]) if z.ndim > 1 else z[None, None], self.factor.reshape(-1, self.size, self.size)
-        out = np.stack([[scipy.linalg.solve_triangular(c, v, lower=True, trans="T") for c, v in zip(factors, row, strict=True)] for row in flat])
+        out = np.stack([[solve_triangular(c, v, lower=True, trans="T") for c, v in zip(factors, row, strict=True)] for row in flat])
         return out.reshape(z.shape)
 
     def quadratic(self, phi: Array) -> np.ndarray:
@@ -73,6 +74,8 @@ class DensePrecision:
 
     def _solve(self, right: np.ndarray) -> np.ndarray:
         """C⁻¹ right."""
+        from scipy.linalg import solve_triangular
+
         factors, rights = self.factor.reshape(-1, self.size, self.size), right.reshape(-1, *right.shape[-2:])
-        solved = [scipy.linalg.solve_triangular(c, r, lower=True) for c, r in zip(factors, rights, strict=True)]
+        solved = [solve_triangular(c, r, lower=True) for c, r in zip(factors, rights, strict=True)]
         return np.stack(solved).reshape(right.shape)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import gammaln
 
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Key
@@ -131,6 +130,8 @@ def _posterior(stats: State, model: LinearModel, noise: float | InverseGamma) ->
     if known:
         terms = -0.5 * n * np.log(2 * np.pi * sigma2) + log_ratio - 0.5 * (stats.square / sigma2 + prior_square - fit_square)
         return LinearGaussian(mean, operator, np.sqrt(sigma2), None, None, stats, Score(float(terms.sum()), 0.0, "exact"))
+    from scipy.special import gammaln
+
     a0, b0 = noise.concentration, noise.rate
     a, b = np.full(k, a0 + 0.5 * n), b0 + 0.5 * (stats.square + prior_square - fit_square)
     terms = -0.5 * n * np.log(2 * np.pi) + log_ratio + a0 * np.log(b0) - a * np.log(b) + gammaln(a) - gammaln(a0)

@@ -8,17 +8,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from aleator import _tree
 from aleator._errors import MethodError, message, nearest
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
-from aleator.posterior import Point, Posterior
+from aleator.posterior import Point
+
+
+FLAT_SIZE = 100_000  # up to this many parameters one flat vector is faster: few fused updates instead of several per leaf
 
 
 class State(NamedTuple):
-    """params and optimiser state; best: parameters, held-out score and checks since, when there is held-out data, else ()."""
+    """params (flat for small models, see `_packing`) and optimiser state; best: with held-out data a Best, else ()."""
 
     params: Tree
     optimizer: Any
@@ -26,15 +31,24 @@ class State(NamedTuple):
 
 
 class Best(NamedTuple):
+    """Parameters with the best mean held-out log-likelihood (score) so far, and how many looks ago that was."""
+
     params: Tree
     score: Array
     checks_since: Array
 
 
 class Info(NamedTuple):
-    """log_joint: the (mini-batch estimate of the) log joint before the step."""
+    """log_likelihood: (N/n)·Σ log p(yᵢ|xᵢ,θ) before the step, an estimate from its batch."""
 
-    log_joint: Array
+    log_likelihood: Array
+
+
+class Packing(NamedTuple):
+    """tree → what the optimiser moves, and back."""
+
+    pack: Callable[[Tree], Tree]
+    unpack: Callable[[Tree], Tree]
 
 
 def init(key: Key, start: Tree, optimizer: Any, early: bool) -> State:
@@ -42,27 +56,31 @@ def init(key: Key, start: Tree, optimizer: Any, early: bool) -> State:
     return State(start, optimizer.init(start), best)
 
 
-def step(key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, adversarial: float) -> tuple[State, Info]:
+def step(key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, packing: Packing, adversarial: float) -> tuple[State, Info]:
     """θ ← θ − update(∇[−log joint / N]): the prior's weight decay is scaled by N because the log joint is."""
     import optax
 
-    scale = 1.0 / max(target.num_data, 1)
     key = key if target.stochastic else None
 
-    def loss(params: Tree) -> Array:
-        value = target.log_joint(params, batch, key)
+    def loss(params: Tree) -> tuple[Array, Array]:
+        prior, data = target.parts(params, batch, key)
         if adversarial:
-            value = 0.5 * (value + target.log_joint(params, _smoothed(params, batch, target, key, adversarial), key))
-        return -scale * value
+            data = 0.5 * (data + target.parts(params, _smoothed(params, batch, target, key, adversarial), key)[1])
+        return -(prior + data) / (max(target.num_data, 1) * target.temperature), data
 
-    value, gradient = jax.value_and_grad(loss)(state.params)
-    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params, value=value, grad=gradient, value_fn=loss)
-    return State(optax.apply_updates(state.params, updates), optimizer_state, state.best), Info(-value / scale)
+    # The log prior's own value is used by nothing but line searches, so XLA drops its sums from every other step. The gradient is taken
+    # by leaf and then packed: a gradient through the slices of `unpack` would be a sum of padded vectors.
+    (value, data), gradient = jax.value_and_grad(loss, has_aux=True)(packing.unpack(state.params))
+    gradient = packing.pack(gradient)
+    updates, optimizer_state = optimizer.update(
+        gradient, state.optimizer, state.params, value=value, grad=gradient, value_fn=lambda packed: loss(packing.unpack(packed))[0]
+    )
+    return State(optax.apply_updates(state.params, updates), optimizer_state, state.best), Info(data)
 
 
-def check(state: State, held: Batch, target: Any) -> State:
+def check(state: State, held: Batch, target: Any, packing: Packing) -> State:
     """Remember the parameters with the best mean held-out log-likelihood."""
-    score = held.weighted_sum(target.log_likelihood(state.params, held)) / held.size
+    score = held.weighted_sum(target.log_likelihood(packing.unpack(state.params), held)) / held.size
     better = score > state.best.score
     keep = lambda new, old: jnp.where(better, new, old)  # noqa: E731
     best = Best(jax.tree.map(keep, state.params, state.best.params), keep(score, state.best.score), jnp.where(better, 0, state.best.checks_since + 1))
@@ -115,26 +133,43 @@ class MAP(Method):
         optimizer, early = _optimizer(self), self.holdout > 0
         if early and target.model is None:
             raise MethodError(message("A bare log density has no data to hold out.", f"holdout={self.holdout}", "holdout=0", "drop holdout"))
-
-        def finish(key: Key, state: State, kept: Any) -> Posterior:
-            return Point(position(state))
+        packing = _packing(target)
 
         def position(state: State) -> Tree:
-            return state.best.params if early else state.params
+            return packing.unpack(state.best.params if early else state.params)
+
+        def one_step(key: Key, state: State, batch: Batch | None) -> tuple[State, Info]:
+            return step(key, state, batch, target, optimizer, packing, self.adversarial)
 
         batches = None if target.model is None else "full" if self.batch_size is None else "random"
         return Algorithm(
-            init=lambda key, start: init(key, start, optimizer, early),
-            phases=(
-                Phase("MAP", lambda key, state, batch: step(key, state, batch, target, optimizer, self.adversarial), self.num_steps, batches, self.batch_size),
-            ),
+            init=lambda key, start: init(key, packing.pack(start), optimizer, early),
+            phases=(Phase("MAP", one_step, self.num_steps, batches, self.batch_size),),
             position=position,
-            finish=finish,
+            finish=lambda key, state, kept: Point(position(state)),
             done=(lambda state: state.best.checks_since >= self.patience) if early else None,
-            check=(lambda state, held: check(state, held, target)) if early else None,
+            check=(lambda state, held: check(state, held, target, packing)) if early else None,
             check_every=self.check_every,
-            watch="log_joint",
+            watch="log_likelihood",
         )
+
+
+def _packing(target: Any) -> Packing:
+    """pack and unpack: small parameter trees of one dtype travel as one flat vector."""
+    template = jax.eval_shape(target.init, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(template)
+    if _tree.size(template) > FLAT_SIZE or len({leaf.dtype for leaf in leaves}) > 1 or len(leaves) < 2:
+        return Packing(lambda tree: tree, lambda tree: tree)
+    bounds = np.cumsum([0] + [int(np.prod(leaf.shape)) for leaf in leaves])
+
+    def pack(tree: Tree) -> Array:
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    def unpack(flat: Array) -> Tree:
+        parts = [flat[a:b].reshape(leaf.shape) for a, b, leaf in zip(bounds[:-1], bounds[1:], leaves, strict=True)]
+        return jax.tree.unflatten(structure, parts)
+
+    return Packing(pack, unpack)
 
 
 def _smoothed(params: Tree, batch: Batch, target: Any, key: Key | None, epsilon: float) -> Batch:
