@@ -1,10 +1,11 @@
 """Aleator: Bayesian deep learning for Python on JAX. Any network, many ways of inference, one road from data to decision."""
 
-from aleator import features, hyperpriors, networks, posterior, priors
+from aleator import criteria, features, hyperpriors, networks, posterior, priors
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
 from aleator._version import __version__
 from aleator.compare import Average, Comparison, average, compare
 from aleator.data import Batch, Data, Standardiser, Stream, folds, split
+from aleator.divergences import kl
 from aleator.fit import Fit, fit
 from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
 from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
@@ -99,9 +98,13 @@ class StreamFeed:
 
     def _convert(self, item: Any) -> tuple:
         if item is None:
-            raise DataError(message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)"))
+            raise DataError(
+                message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)")
+            )
         if not isinstance(item, tuple) or len(item) not in (2, 3):
-            raise DataError(message("The stream yields something else.", type(item).__name__, "(x, y) or (x, y, weight)", "yield tuples of arrays"))
+            raise DataError(
+                message("The stream yields something else.", type(item).__name__, "(x, y) or (x, y, weight)", "yield tuples of arrays")
+            )
         x, y, *rest = self.convert(item)
         return x, y, (np.asarray(rest[0], np.float32) if rest else None)
 
@@ -116,7 +119,11 @@ class StreamFeed:
         x, y, weight = self._convert(item)
         n = _tree.rows(y if x is None else x)
         if n > self.batch_size:
-            raise DataError(message("The stream's batches grow.", f"{n} rows", f"at most {self.batch_size}, as in the first", "yield batches of one size"))
+            raise DataError(
+                message(
+                    "The stream's batches grow.", f"{n} rows", f"at most {self.batch_size}, as in the first", "yield batches of one size"
+                )
+            )
         if self.seen is not None:
             self.seen += n
         index = np.full(self.batch_size, -1, np.int32)
@@ -130,7 +137,12 @@ class StreamFeed:
             self._convert(None)
         if self.seen is not None and self.seen != self.stream.num_data:
             raise DataError(
-                message("The stream's length is not what it said.", f"{self.seen} rows in epoch {self.position[0]}", f"num_data={self.stream.num_data}", "pass the true number of rows")
+                message(
+                    "The stream's length is not what it said.",
+                    f"{self.seen} rows in epoch {self.position[0]}",
+                    f"num_data={self.stream.num_data}",
+                    "pass the true number of rows",
+                )
             )
         self.position[:] = [self.position[0] + 1, 0]
         self.iterator, self.seen = None, 0

@@ -42,9 +42,9 @@ def pack(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> bytes:
     """Named arrays and a JSON-able dict as one safetensors file, with a checksum over both."""
     from safetensors.numpy import save
 
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps(meta)
-    return save(arrays, {"meta": text, "checksum": _checksum(arrays, text)})
+    return save(arrays, {"meta": text, "checksum": checksum(arrays, text)})
 
 
 def unpack(content: bytes, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -55,19 +55,34 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, np.ndarray], dict[str, 
     try:
         arrays = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-        text, checksum = header["meta"], header["checksum"]
+        text, stored = header["meta"], header["checksum"]
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise StoreError(message(f"{name} cannot be read.", f"{type(error).__name__}: {error}", "a file written by aleator", "restore it from a copy, or fit again")) from error
-    if _checksum(arrays, text) != checksum:
-        raise StoreError(message(f"{name} was altered.", "contents that do not match their checksum", "the bytes as written", "restore it from a copy, or fit again"))
+        raise StoreError(
+            message(
+                f"{name} cannot be read.",
+                f"{type(error).__name__}: {error}",
+                "a file written by aleator",
+                "restore it from a copy, or fit again",
+            )
+        ) from error
+    if checksum(arrays, text) != stored:
+        raise StoreError(
+            message(
+                f"{name} was altered.",
+                "contents that do not match their checksum",
+                "the bytes as written",
+                "restore it from a copy, or fit again",
+            )
+        )
     return arrays, json.loads(text)
 
 
-def _checksum(arrays: dict[str, np.ndarray], text: str) -> str:
+def checksum(arrays: dict[str, np.ndarray], text: str) -> str:
+    """SHA-256 over named arrays and a text, whatever the order of the names (safetensors itself does not fix it)."""
     sha = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         sha.update(f"{name}|{arrays[name].dtype}|{arrays[name].shape}|".encode())
-        sha.update(np.ascontiguousarray(arrays[name]).tobytes())
+        sha.update(np.asarray(arrays[name], order="C").tobytes())
     return sha.hexdigest()
 
 
@@ -89,16 +104,35 @@ def unflatten(template: Tree, named: dict[str, np.ndarray], prefix: str = "", le
     for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(template)):
         name = f"{prefix}{number:05d}:{_tree.path_str(path)}"
         if name not in named:
-            raise StoreError(message("The stored arrays do not fit this structure.", f"no array {name!r}", "the arrays of the same model and method", "load with the network it was fitted with"))
+            raise StoreError(
+                message(
+                    "The stored arrays do not fit this structure.",
+                    f"no array {name!r}",
+                    "the arrays of the same model and method",
+                    "load with the network it was fitted with",
+                )
+            )
         value = named[name]
         if leading is not None and not _is_key(leaf) and value.shape[leading:] != tuple(leaf.shape):
             raise StoreError(
-                message(f"Array {_tree.path_str(path)} has another shape.", f"stored {value.shape[leading:]}", f"{tuple(leaf.shape)}", "load with the network it was fitted with")
+                message(
+                    f"Array {_tree.path_str(path)} has another shape.",
+                    f"stored {value.shape[leading:]}",
+                    f"{tuple(leaf.shape)}",
+                    "load with the network it was fitted with",
+                )
             )
         leaves.append(jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value)
     extra = sum(name.startswith(prefix) for name in named) - len(leaves)
     if extra:
-        raise StoreError(message("The stored arrays do not fit this structure.", f"{extra} arrays too many", f"{len(leaves)} arrays", "load with the network it was fitted with"))
+        raise StoreError(
+            message(
+                "The stored arrays do not fit this structure.",
+                f"{extra} arrays too many",
+                f"{len(leaves)} arrays",
+                "load with the network it was fitted with",
+            )
+        )
     return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 

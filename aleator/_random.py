@@ -27,7 +27,12 @@ def as_key(key: KeyLike) -> Key:
     shape = getattr(key, "shape", None)
     what = type(key).__name__ + (f" of shape {shape}, dtype {getattr(key, 'dtype', '?')}" if shape is not None else f" {key!r}")
     raise AleatorError(
-        message("The first argument must be a random key.", what, "an int seed or a single jax.random.key", "pass e.g. 0 or jax.random.key(0) first")
+        message(
+            "The first argument must be a random key.",
+            what,
+            "an int seed or a single jax.random.key",
+            "pass e.g. 0 or jax.random.key(0) first",
+        )
     )
 
 

@@ -55,6 +55,11 @@ def take(tree: Tree, index: Any) -> Tree:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def as_float64(tree: Tree) -> Tree:
+    """Floating leaves in double precision (inside an x64 context); others unchanged."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
 def sum_leaves(tree: Tree) -> jax.Array:
     """Σ over all entries of all leaves, as a scalar."""
     leaves = [jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]

@@ -35,7 +35,12 @@ class Comparison:
         i, j = self.names.index(a), self.names.index(b)
         if self.kinds[i] != self.kinds[j]:
             raise AleatorError(
-                message("These evidences cannot be subtracted.", f"{self.kinds[i]} and {self.kinds[j]}", "the same kind", "compare fits whose evidence is of one kind")
+                message(
+                    "These evidences cannot be subtracted.",
+                    f"{self.kinds[i]} and {self.kinds[j]}",
+                    "the same kind",
+                    "compare fits whose evidence is of one kind",
+                )
             )
         return float(self.log_evidence[i] - self.log_evidence[j])
 
@@ -43,7 +48,9 @@ class Comparison:
     def best(self) -> str:
         """Name of the most probable model a posteriori."""
         if self.posterior is None:
-            raise AleatorError(message("There is no ranking.", self.note, "evidences of one kind", "compare fits whose evidence is of one kind"))
+            raise AleatorError(
+                message("There is no ranking.", self.note, "evidences of one kind", "compare fits whose evidence is of one kind")
+            )
         return self.names[int(np.argmax(self.posterior))]
 
     def __str__(self) -> str:
@@ -54,7 +61,9 @@ class Comparison:
         for i, name in enumerate(self.names):
             value = f"{self.log_evidence[i]:.3f}" + (f" ± {self.stderr[i]:.3f}" if self.stderr[i] else "")
             chance = "   –" if self.posterior is None else f"{self.posterior[i]:.4f}"
-            lines.append(f"{name:<{width}}  {value:>22}  {self.kinds[i]:<12}  {self.prior[i]:.3f}  {chance:>6}  {self.log_evidence[i] - top:>14.3f}")
+            lines.append(
+                f"{name:<{width}}  {value:>22}  {self.kinds[i]:<12}  {self.prior[i]:.3f}  {chance:>6}  {self.log_evidence[i] - top:>14.3f}"
+            )
         return "\n".join([head, *lines] + ([self.note] if self.note else []))
 
 
@@ -70,14 +79,23 @@ def compare(fits: Mapping[str, Any] | Sequence[Any], prior: Sequence[float] | No
     for name, fit in named.items():
         if fit.log_evidence is None:
             raise AleatorError(
-                message(f"Fit {name!r} has no evidence.", f"method {type(fit.method).__name__}", "a method that gives one, such as al.Exact", "leave it out, or compare by held-out log score")
+                message(
+                    f"Fit {name!r} has no evidence.",
+                    f"method {type(fit.method).__name__}",
+                    "a method that gives one, such as al.Exact",
+                    "leave it out, or compare by held-out log score",
+                )
             )
     sizes = {fit.manifest["data"]["num_data"] for fit in named.values()}
     if len(sizes) > 1:
-        raise AleatorError(message("These fits saw different data.", f"N in {sorted(sizes)}", "the same rows", "fit all models to the same data"))
+        raise AleatorError(
+            message("These fits saw different data.", f"N in {sorted(sizes)}", "the same rows", "fit all models to the same data")
+        )
     weights = np.full(len(named), 1.0 / len(named)) if prior is None else np.asarray(prior, float)
     if weights.shape != (len(named),) or (weights < 0).any() or not weights.sum() > 0:
-        raise AleatorError(message("The prior over models does not fit.", prior, f"{len(named)} non-negative numbers", "pass one weight per fit"))
+        raise AleatorError(
+            message("The prior over models does not fit.", prior, f"{len(named)} non-negative numbers", "pass one weight per fit")
+        )
     weights = weights / weights.sum()
     scores = [fit.log_evidence for fit in named.values()]
     values, kinds = np.array([s.value for s in scores]), tuple(s.kind for s in scores)
@@ -117,11 +135,15 @@ def average(fits: Mapping[str, Any] | Sequence[Any], weights: Sequence[float] | 
         weights = compare(fits)
     if isinstance(weights, Comparison):
         if weights.posterior is None:
-            raise AleatorError(message("These fits cannot be weighed by evidence.", weights.note, "evidences of one kind", "pass the weights yourself"))
+            raise AleatorError(
+                message("These fits cannot be weighed by evidence.", weights.note, "evidences of one kind", "pass the weights yourself")
+            )
         weights = weights.posterior
     values = np.asarray(weights, float)
     if not members or values.shape != (len(members),) or (values < 0).any() or not values.sum() > 0:
-        raise AleatorError(message("The weights do not fit the fits.", f"{values}", f"{len(members)} non-negative numbers", "pass one weight per fit"))
+        raise AleatorError(
+            message("The weights do not fit the fits.", f"{values}", f"{len(members)} non-negative numbers", "pass one weight per fit")
+        )
     return Average(members, values / values.sum())
 
 

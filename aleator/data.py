@@ -85,7 +85,9 @@ class Stream:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_data, (int, np.integer)) or self.num_data < 1:
-            raise DataError(message("A Stream needs N.", f"num_data={self.num_data!r}", "a positive int", "pass the number of rows of one epoch"))
+            raise DataError(
+                message("A Stream needs N.", f"num_data={self.num_data!r}", "a positive int", "pass the number of rows of one epoch")
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,19 +128,34 @@ def as_data(data: Any) -> Data | Stream:
         weight = rest[0] if rest else None
     else:
         got = type(data).__name__ + (f" of length {len(data)}" if isinstance(data, (tuple, list)) else "")
-        raise DataError(message("The data has a wrong form.", got, "(x, y), (x, y, weight), al.Data or al.Stream", "pass al.fit(key, model, (x, y), method)"))
+        raise DataError(
+            message(
+                "The data has a wrong form.", got, "(x, y), (x, y, weight), al.Data or al.Stream", "pass al.fit(key, model, (x, y), method)"
+            )
+        )
     x, y = check_arrays(x, "x"), check_arrays(y, "y")
     if x is None and y is None:
-        raise DataError(message("There is no data.", "x=None and y=None", "at least one of them", "pass (x, y), or None for a target without data"))
+        raise DataError(
+            message("There is no data.", "x=None and y=None", "at least one of them", "pass (x, y), or None for a target without data")
+        )
     lengths = {name: _tree.rows(tree) for name, tree in (("x", x), ("y", y)) if tree is not None}
     if weight is not None:
         weight = np.asarray(check_arrays(weight, "weight"), np.float64)
         if weight.ndim != 1 or (weight < 0).any() or not weight.any():
-            raise DataError(message("The weights cannot be used.", f"shape {weight.shape}, minimum {weight.min():g}", "shape (N,), none negative, not all zero", "pass one weight per row"))
+            raise DataError(
+                message(
+                    "The weights cannot be used.",
+                    f"shape {weight.shape}, minimum {weight.min():g}",
+                    "shape (N,), none negative, not all zero",
+                    "pass one weight per row",
+                )
+            )
         lengths["weight"] = len(weight)
     if len(set(lengths.values())) > 1:
         got = ", ".join(f"{n} rows in {name}" for name, n in lengths.items())
-        raise DataError(message("The data does not line up.", got, "the same number everywhere", "pass one target (and weight) per row of x"))
+        raise DataError(
+            message("The data does not line up.", got, "the same number everywhere", "pass one target (and weight) per row of x")
+        )
     return Data(x, y, weight)
 
 
@@ -160,10 +177,17 @@ def _check_array(leaf: Any, name: str) -> Array:
         try:
             leaf = np.asarray(leaf)
         except ValueError as error:
-            raise DataError(message(f"{name} is not an array.", f"ragged {type(leaf).__name__}", "rows of equal length", "pass a NumPy or JAX array")) from error
+            raise DataError(
+                message(f"{name} is not an array.", f"ragged {type(leaf).__name__}", "rows of equal length", "pass a NumPy or JAX array")
+            ) from error
     if leaf.dtype.kind not in "fiub" and not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise DataError(
-            message(f"{name} is not numeric.", f"dtype {leaf.dtype}", "float, int or bool", "encode strings and objects as numbers, or use `aleator fit` on the table")
+            message(
+                f"{name} is not numeric.",
+                f"dtype {leaf.dtype}",
+                "float, int or bool",
+                "encode strings and objects as numbers, or use `aleator fit` on the table",
+            )
         )
     if leaf.ndim == 0:
         raise DataError(message(f"{name} has no rows.", "a single number", "shape (N, …)", "put the rows on the first axis"))
@@ -188,7 +212,14 @@ def split(key: KeyLike, data: Data, fraction: float) -> tuple[Data, Data]:
     """Random split into (rest, held out); the held-out part has round(fraction·N) rows, at least one, at most N − 1."""
     num_data = data.num_data
     if not 0.0 < fraction < 1.0 or num_data < 2:
-        raise DataError(message("The data cannot be split.", f"fraction {fraction} of {num_data} rows", "0 < fraction < 1 and N ≥ 2", "use more rows or no held-out part"))
+        raise DataError(
+            message(
+                "The data cannot be split.",
+                f"fraction {fraction} of {num_data} rows",
+                "0 < fraction < 1 and N ≥ 2",
+                "use more rows or no held-out part",
+            )
+        )
     held = min(max(round(fraction * num_data), 1), num_data - 1)
     order = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(num_data)
     return data.take(np.sort(order[held:])), data.take(np.sort(order[:held]))
@@ -197,7 +228,9 @@ def split(key: KeyLike, data: Data, fraction: float) -> tuple[Data, Data]:
 def folds(key: KeyLike, num_data: int, num_folds: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Row numbers (train, test) of each fold of a cross-validation; the tests partition 0…N−1."""
     if not 2 <= num_folds <= num_data:
-        raise DataError(message("The folds do not fit the data.", f"{num_folds} folds of {num_data} rows", "2 ≤ folds ≤ N", "use fewer folds"))
+        raise DataError(
+            message("The folds do not fit the data.", f"{num_folds} folds of {num_data} rows", "2 ≤ folds ≤ N", "use fewer folds")
+        )
     order = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(num_data)
     parts = np.array_split(order, num_folds)
     return [(np.sort(np.concatenate(parts[:i] + parts[i + 1 :])), np.sort(part)) for i, part in enumerate(parts)]
@@ -217,6 +250,9 @@ class BatchOrder:
         """Row numbers of `num_steps` batches from `step` on: (num_steps, batch_size) int32."""
         first, last = step * self.batch_size, (step + num_steps) * self.batch_size
         epochs = range(first // self.num_data, -(-last // self.num_data))
-        orders = [np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64))).permutation(self.num_data) for epoch in epochs]
+        orders = [
+            np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64))).permutation(self.num_data)
+            for epoch in epochs
+        ]
         offset = first - epochs[0] * self.num_data
         return np.concatenate(orders)[offset : offset + last - first].reshape(num_steps, self.batch_size).astype(np.int32)

@@ -67,18 +67,32 @@ def load(name: str, directory: str | os.PathLike | None = None) -> dict[str, np.
     given = directory if directory is not None else os.environ.get(VARIABLE)
     if not given:
         raise DataError(
-            message(f"There is no directory to read {name!r} from.", f"directory=None, {VARIABLE} not set", "a directory with .npz files", f"pass --data DIR or directory=…, or set {VARIABLE}")
+            message(
+                f"There is no directory to read {name!r} from.",
+                f"directory=None, {VARIABLE} not set",
+                "a directory with .npz files",
+                f"pass --data DIR or directory=…, or set {VARIABLE}",
+            )
         )
     root = Path(given)
     if not root.is_dir():
-        raise DataError(message("The data directory does not exist.", str(root), "a directory with .npz files", f"check --data, directory= or {VARIABLE}"))
+        raise DataError(
+            message(
+                "The data directory does not exist.", str(root), "a directory with .npz files", f"check --data, directory= or {VARIABLE}"
+            )
+        )
     relative = name.removesuffix(".npz")
     path = root / f"{relative}.npz"
     if not path.is_file():
         known = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.npz"))
         shown = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
         raise DataError(
-            message("There is no such data file.", repr(relative) + nearest(relative, known), f"one of: {shown or 'nothing, the directory holds no .npz file'}", "check the name and the directory")
+            message(
+                "There is no such data file.",
+                repr(relative) + nearest(relative, known),
+                f"one of: {shown or 'nothing, the directory holds no .npz file'}",
+                "check the name and the directory",
+            )
         )
     try:
         with np.load(path, allow_pickle=False) as file:

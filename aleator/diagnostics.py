@@ -30,7 +30,10 @@ def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[st
     if trace.shape[-1] >= 20:
         moved = np.ptp(trace, axis=-1)
         if np.any(moved == 0.0):
-            return "The log-likelihood never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.", False
+            return (
+                "The log-likelihood never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.",
+                False,
+            )
         if not result.stopped_early and _still_rising(trace):
             return f"Still improving after {result.steps} steps: raise num_steps or learning_rate.", True
     how = "stopped early by the held-out data" if result.stopped_early else "the log-likelihood has levelled off"
@@ -50,31 +53,46 @@ def explain_start(target: Any, params: Tree, data: Any) -> str:
     """Name what makes the log joint non-finite at the start: a parameter, the prior, or the likelihood of a row."""
     path = _tree.first_nonfinite(params)
     if path is not None:
-        return message("The log joint is not finite at the start.", f"parameter {path} itself is not finite", "finite starting values", "check the init you passed")
+        return message(
+            "The log joint is not finite at the start.",
+            f"parameter {path} itself is not finite",
+            "finite starting values",
+            "check the init you passed",
+        )
     batch = data.batch() if isinstance(data, Data) else None
+    where = lambda function: _worst_leaf(jax.jit(jax.grad(function))(params), params)  # noqa: E731
     if target.model is not None:
-        prior = float(target.log_prior(params))
+        prior = float(jax.jit(target.log_prior)(params))
         if not np.isfinite(prior):
-            worst = _worst_leaf(jax.grad(target.log_prior)(params), params)
-            return message("The log joint is not finite at the start.", f"log prior {prior} (parameter {worst})", "a finite log prior", "start inside the prior's support")
+            got = f"log prior {prior} (parameter {where(target.log_prior)})"
+            return message("The log joint is not finite at the start.", got, "a finite log prior", "start inside the prior's support")
         if batch is not None:
-            terms = np.asarray(target.log_likelihood(params, batch, jax.random.key(0) if target.stochastic else None))
+            likelihood = lambda p: target.log_likelihood(p, batch, jax.random.key(0) if target.stochastic else None)  # noqa: E731
+            terms, worst = np.asarray(jax.jit(likelihood)(params)), where(lambda p: jnp.sum(likelihood(p)))
             rows = np.flatnonzero(~np.isfinite(terms))
-            gradient = jax.grad(lambda p: jnp.sum(target.log_likelihood(p, batch, jax.random.key(0) if target.stochastic else None)))(params)
-            worst = _worst_leaf(gradient, params)
-            what = f"log-likelihood {terms[rows[0]]} at row {rows[0]} ({len(rows)} rows in all; parameter {worst})" if rows.size else f"parameter {worst}"
-            return message("The log joint is not finite at the start.", what, "finite values", "standardise x and y, or pass init= with smaller weights")
-    gradient = jax.grad(lambda p: target.log_joint(p, batch))(params)
-    return message("The log joint is not finite at the start.", f"parameter {_worst_leaf(gradient, params)}", "a finite log density and gradient", "pass another params0 or init")
+            got = (
+                f"log-likelihood {terms[rows[0]]} at row {rows[0]} ({len(rows)} rows in all; parameter {worst})"
+                if rows.size
+                else f"parameter {worst}"
+            )
+            return message(
+                "The log joint is not finite at the start.", got, "finite values", "standardise x and y, or pass init= with smaller weights"
+            )
+    worst = where(lambda p: target.log_joint(p, batch))
+    return message(
+        "The log joint is not finite at the start.",
+        f"parameter {worst}",
+        "a finite log density and gradient",
+        "pass another params0 or init",
+    )
 
 
 def _worst_leaf(gradient: Tree, params: Tree) -> str:
-    """The leaf whose gradient is not finite, else the one with the largest entry."""
-    path = _tree.first_nonfinite(gradient)
-    if path is not None:
-        return path
-    names, sizes = _tree.paths(params), [float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(params)]
-    return names[int(np.argmax(sizes))]
+    """The leaves whose gradients are not finite (three at most), else the one with the largest entry."""
+    names = _tree.paths(params)
+    bad = [name for name, leaf in zip(names, jax.tree.leaves(gradient), strict=True) if not np.all(np.isfinite(leaf))]
+    sizes = [float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(params)]
+    return ", ".join(sorted(bad, key=lambda name: not name.startswith("network"))[:3]) or names[int(np.argmax(sizes))]
 
 
 def to_arviz(posterior: Any, key: Key, num_samples: int) -> Any:

@@ -54,14 +54,28 @@ class RBF:
     def __post_init__(self) -> None:
         centres = np.asarray(self.centres, float)
         if centres.ndim not in (1, 2) or centres.size == 0 or not self.width > 0:
-            raise ModelError(message("RBF needs centres and a width.", f"shape {centres.shape}, width {self.width}", "centres (m,) or (m, d), width > 0", "pass e.g. np.linspace(-3, 3, 10)"))
+            raise ModelError(
+                message(
+                    "RBF needs centres and a width.",
+                    f"shape {centres.shape}, width {self.width}",
+                    "centres (m,) or (m, d), width > 0",
+                    "pass e.g. np.linspace(-3, 3, 10)",
+                )
+            )
         object.__setattr__(self, "centres", _as_tuple(centres))
 
     def __call__(self, x: Array) -> Array:
         x = columns(x)
         centres = columns(jnp.asarray(self.centres, x.dtype))
         if centres.shape[1] != x.shape[1]:
-            raise ModelError(message("RBF centres do not fit x.", f"{x.shape[1]} columns in x", f"{centres.shape[1]}", "give centres with one entry per column of x"))
+            raise ModelError(
+                message(
+                    "RBF centres do not fit x.",
+                    f"{x.shape[1]} columns in x",
+                    f"{centres.shape[1]}",
+                    "give centres with one entry per column of x",
+                )
+            )
         squared = jnp.sum((x[:, None, :] - centres[None, :, :]) ** 2, axis=-1)
         return _with_bias(jnp.exp(-0.5 * squared / self.width**2), self.bias)
 
@@ -123,7 +137,11 @@ class LastHidden:
 def columns(x: Array) -> Array:
     """(n,) → (n, 1); (n, d) as it is; anything else is refused."""
     if x.ndim not in (1, 2):
-        raise ModelError(message("These features take a table.", f"x of shape {x.shape}", "(n,) or (n, d)", "flatten the rows, or use al.features.Frozen"))
+        raise ModelError(
+            message(
+                "These features take a table.", f"x of shape {x.shape}", "(n,) or (n, d)", "flatten the rows, or use al.features.Frozen"
+            )
+        )
     return x[:, None] if x.ndim == 1 else x
 
 
@@ -133,7 +151,9 @@ def _with_bias(features: Array, bias: bool) -> Array:
 
 def _check_count(owner: str, name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ModelError(message(f"{owner} needs a whole number.", f"{name}={value!r}", f"an int ≥ {least}", f"pass e.g. {name}={max(least, 2)}"))
+        raise ModelError(
+            message(f"{owner} needs a whole number.", f"{name}={value!r}", f"an int ≥ {least}", f"pass e.g. {name}={max(least, 2)}")
+        )
 
 
 def _as_tuple(values: np.ndarray) -> tuple:

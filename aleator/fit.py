@@ -53,7 +53,14 @@ class Fit:
         """The predictive distribution of y at the rows of x (a table, when the fit was made from one)."""
         key = as_key(key)
         if self.model is None:
-            raise MethodError(message("A bare log density predicts nothing.", "a fit without a model", "al.BNN, al.LinearModel, …", "use fit.posterior.sample(key, n)"))
+            raise MethodError(
+                message(
+                    "A bare log density predicts nothing.",
+                    "a fit without a model",
+                    "al.BNN, al.LinearModel, …",
+                    "use fit.posterior.sample(key, n)",
+                )
+            )
         if self.preprocessor is not None and hasattr(x, "columns"):
             x, notes = self.preprocessor.transform(x)
             for note in notes:
@@ -79,7 +86,14 @@ class Fit:
         """A new Fit with more data, equal to fitting all of it at once. Only for methods whose posterior keeps sufficient statistics."""
         stats = getattr(self.posterior, "stats", None)
         if stats is None:
-            raise MethodError(message(f"{type(self.method).__name__} cannot be updated.", "no sufficient statistics", "a fit by al.Exact", "fit all the data again, with init=fit"))
+            raise MethodError(
+                message(
+                    f"{type(self.method).__name__} cannot be updated.",
+                    "no sufficient statistics",
+                    "a fit by al.Exact",
+                    "fit all the data again, with init=fit",
+                )
+            )
         return _fit(as_key(0), self.model, data, self.method, stats=stats, before=self.manifest["data"]["num_data"])
 
     def save(self, path: str | os.PathLike) -> None:
@@ -99,7 +113,9 @@ class Fit:
         got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(x)]
         if expected is not None and got != expected:
             show = lambda shapes: " and ".join("(n" + "".join(f", {d}" for d in s) + ")" for s in shapes) or "nothing"  # noqa: E731
-            raise DataError(message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order"))
+            raise DataError(
+                message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order")
+            )
 
 
 def fit(
@@ -158,10 +174,21 @@ def _fit(
     rows, held = _rows(key_rows, method, data, held)
     num_data = 0 if data is None else (data.num_data if rows is None else rows.shape[-1])
     _check_batch_size(method, data, num_data)
-    target = dataclasses.replace(model, temperature=temperature) if isinstance(model, DensityTarget) else Target(model, num_data + before, temperature)
+    target = (
+        dataclasses.replace(model, temperature=temperature)
+        if isinstance(model, DensityTarget)
+        else Target(model, num_data + before, temperature)
+    )
     algorithm = _build(method, target)
     if validation is not None and algorithm.check is None:
-        raise MethodError(message(f"{type(method).__name__} would not look at the validation data.", "validation=…", "holdout > 0", "set e.g. MAP(holdout=0.1); the data given replaces the split"))
+        raise MethodError(
+            message(
+                f"{type(method).__name__} would not look at the validation data.",
+                "validation=…",
+                "holdout > 0",
+                "set e.g. MAP(holdout=0.1); the data given replaces the split",
+            )
+        )
     starts = stats if stats is not None else _starts(key_start, target, algorithm, init)
     identity = store.identity(key, model, method, data, temperature) if options.checkpoint is not None else ""
     finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)  # noqa: E731
@@ -171,7 +198,9 @@ def _fit(
     except NonFiniteError as error:
         partial = error.result  # type: ignore[attr-defined]
         if partial.steps == 0:
-            raise NonFiniteError(diagnostics.explain_start(target, starts if algorithm.members is None else _tree.take(starts, 0), data)) from error
+            raise NonFiniteError(
+                diagnostics.explain_start(target, starts if algorithm.members is None else _tree.take(starts, 0), data)
+            ) from error
         error.fit = Fit(_public(model), method, finish(partial), partial.traces, f"Stopped: {error}", manifest | {"steps": partial.steps})
         raise
     posterior = finish(result)
@@ -197,7 +226,14 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
     if isinstance(model, Target):
         model = model.model
     if not hasattr(model, "bind"):
-        raise AleatorError(message("This is not a model.", type(model).__name__, "al.BNN, al.LinearModel, al.from_numpyro(…) or a target", "wrap your network: al.BNN(network)"))
+        raise AleatorError(
+            message(
+                "This is not a model.",
+                type(model).__name__,
+                "al.BNN, al.LinearModel, al.from_numpyro(…) or a target",
+                "wrap your network: al.BNN(network)",
+            )
+        )
     data = as_data(data)
     if isinstance(data, Data):
         encoded = _encode(data, model)
@@ -206,7 +242,9 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
     else:
         item = next(iter(data.make(0, 0)), None)
         if item is None:
-            raise DataError(message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)"))
+            raise DataError(
+                message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)")
+            )
         first, y_given = _encode(as_data(item), model, fitting=False), as_data(item).y
         encoded = data
 
@@ -234,11 +272,25 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
     if not bootstrap and (not holdout or held is not None):
         return None, None if held is None else spread(held.batch())
     if not isinstance(data, Data):
-        raise MethodError(message("The rows cannot be split.", type(data).__name__, "data in memory", "pass validation=(x, y) instead of a split, and bootstrap=False"))
+        raise MethodError(
+            message(
+                "The rows cannot be split.",
+                type(data).__name__,
+                "data in memory",
+                "pass validation=(x, y) instead of a split, and bootstrap=False",
+            )
+        )
     num_data = data.num_data
     num_held = 0 if held is not None or not holdout else max(1, round(holdout * num_data))
     if num_held >= num_data:
-        raise DataError(message("There is nothing left to train on.", f"{num_data} rows, {num_held} held out", "at least one row on each side", "use more rows or holdout=0"))
+        raise DataError(
+            message(
+                "There is nothing left to train on.",
+                f"{num_data} rows, {num_held} held out",
+                "at least one row on each side",
+                "use more rows or holdout=0",
+            )
+        )
     train, test = [], []
     for seed in seeds_of(key, members or 1):
         generator = np.random.Generator(np.random.Philox(seed))
@@ -259,7 +311,14 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
 def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
     size = getattr(getattr(method, "base", method), "batch_size", None)
     if isinstance(data, Data) and size is not None and size > num_data and not method.card.name == "Exact":
-        raise MethodError(message("The batches are larger than the data.", f"batch_size={size}", f"at most {num_data} rows", f"use batch_size=None for all rows, or at most {num_data}"))
+        raise MethodError(
+            message(
+                "The batches are larger than the data.",
+                f"batch_size={size}",
+                f"at most {num_data} rows",
+                f"use batch_size=None for all rows, or at most {num_data}",
+            )
+        )
 
 
 @cached
@@ -276,7 +335,11 @@ def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree
             return jax.tree.map(jnp.asarray, draws if algorithm.members is not None else _tree.take(draws, 0))
         if init is not None:
             given = jax.tree.map(jnp.asarray, init)
-            return given if algorithm.members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
+            return (
+                given
+                if algorithm.members is None
+                else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
+            )
         return _compiled_starts(target, algorithm.members)(key)
 
 
@@ -288,7 +351,9 @@ def _compiled_starts(target: Any, members: int | None) -> Any:
     return jax.jit(lambda key: jax.vmap(target.init)(jax.random.split(key, members)))
 
 
-def _manifest(key: Key, method: Method, model: Any, shapes: dict, num_data: int, temperature: float, began: datetime.datetime) -> dict[str, Any]:
+def _manifest(
+    key: Key, method: Method, model: Any, shapes: dict, num_data: int, temperature: float, began: datetime.datetime
+) -> dict[str, Any]:
     return {
         "key": np.asarray(jax.random.key_data(key)).tolist(),
         "key_impl": str(jax.random.key_impl(key)),

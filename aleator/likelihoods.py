@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -22,7 +22,7 @@ from aleator._typing import Array, Key
 from aleator.hyperpriors import Hyperprior, LogNormal, positive_number
 
 Positive = float | Hyperprior  # a fixed positive number, or learned under this prior
-Extra = Mapping[str, jax.Array]
+Extra = Any  # a mapping from parameter names to arrays
 LEARNED = LogNormal()  # the default prior of learned scales: log σ ~ N(0, 1.5²)
 
 
@@ -50,35 +50,35 @@ class Likelihood(abc.ABC):
         """
 
     @abc.abstractmethod
-    def log_terms(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
+    def log_terms(self, outputs: Any, y: Array, extra: Extra) -> Any:
         """log p of each entry of y given f, (n, k); (n, 1) for labels. Raises `ModelError` at trace time when shapes do not match, so
         that nothing broadcasts."""
 
     @abc.abstractmethod
-    def mean(self, outputs: jax.Array, extra: Extra) -> jax.Array:
+    def mean(self, outputs: Any, extra: Extra) -> Any:
         """E[y | f], (n, k); class probabilities (n, K) for labels."""
 
     @abc.abstractmethod
-    def variance(self, outputs: jax.Array, extra: Extra) -> jax.Array:
+    def variance(self, outputs: Any, extra: Extra) -> Any:
         """Var[y | f], (n, k); p(1 − p) of each class, (n, K), for labels."""
 
     @abc.abstractmethod
-    def entropy(self, outputs: jax.Array, extra: Extra) -> jax.Array:
+    def entropy(self, outputs: Any, extra: Extra) -> Any:
         """H[y | f] in nats, (n, k); (n,) for labels."""
 
     @abc.abstractmethod
-    def sample(self, key: Key, outputs: jax.Array, extra: Extra) -> jax.Array:
+    def sample(self, key: Key, outputs: Any, extra: Extra) -> Any:
         """One draw of y in canonical form."""
 
     @abc.abstractmethod
-    def cdf(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
+    def cdf(self, outputs: Any, y: Array, extra: Extra) -> Any:
         """P(Y ≤ y | f), (n, k)."""
 
     @abc.abstractmethod
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         """∫ p(y | f) N(f; mean, variance) df as a NumPyro distribution where it has a closed form, else None."""
 
-    def log_prob(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
+    def log_prob(self, outputs: Any, y: Array, extra: Extra) -> jax.Array:
         """log p(y | f), summed over target columns: (n,)."""
         return jnp.sum(self.log_terms(outputs, y, extra), axis=-1)
 
@@ -274,13 +274,19 @@ class StudentT(Likelihood):
         return self.distribution(outputs, extra).entropy()
 
     def sample(self, key: Key, outputs: jax.Array, extra: Extra) -> jax.Array:
-        return self.distribution(outputs, extra).sample(key).astype(outputs.dtype)
+        """f + σ √(df (u^{−2/df} − 1)) cos 2πv for uniform u, v (Bailey 1994): exact, without the gamma sampler's rejection loop."""
+        key_radius, key_angle = jax.random.split(key)
+        shape = _matrix(self, outputs).shape
+        u = 1 - jax.random.uniform(key_radius, shape, outputs.dtype)
+        v = jax.random.uniform(key_angle, shape, outputs.dtype)
+        radius = jnp.sqrt(self.df * jnp.expm1(-2 / self.df * jnp.log(u)))
+        return (outputs + extra["scale"] * radius * jnp.cos(2 * math.pi * v)).astype(outputs.dtype)
 
     def cdf(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
         y = _match(self, outputs, y)
         if self.df != round(self.df) or self.df > 64:
             return self.distribution(outputs, extra).cdf(y)
-        return _student_cdf(int(self.df), (y - outputs) / extra["scale"])
+        return _student_cdf(int(self.df), (jnp.asarray(y) - outputs) / extra["scale"])
 
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         return None
@@ -518,8 +524,7 @@ class NegativeBinomial(Likelihood):
 
     def entropy(self, outputs: jax.Array, extra: Extra) -> jax.Array:
         mean, r = jnp.exp(_matrix(self, outputs)), jnp.broadcast_to(extra["concentration"], outputs.shape)
-        log_pmf = lambda y: _negative_binomial_log_pmf(outputs[..., None], r[..., None], y)
-        return _count_entropy(log_pmf, mean, jnp.sqrt(mean + mean**2 / r))
+        return _count_entropy(lambda y: _negative_binomial_log_pmf(outputs[..., None], r[..., None], y), mean, jnp.sqrt(mean + mean**2 / r))
 
     def sample(self, key: Key, outputs: jax.Array, extra: Extra) -> jax.Array:
         return self.distribution(outputs, extra).sample(_threefry(key)).astype(jnp.int32)
@@ -718,8 +723,9 @@ def _negative_binomial_log_pmf(log_mean: jax.Array, r: jax.Array, y: Array) -> j
 
 
 def _student_cdf(df: int, t: jax.Array) -> jax.Array:
-    """P(T ≤ t) for whole df by its finite trigonometric sum (Abramowitz & Stegun 26.7.3–4): 100 times faster than an incomplete beta
-    function. With θ = atan(t/√df), c = cos²θ: even df ½ + ½ sin θ [1 + c/2 + 1·3/(2·4) c² + …]; odd df ½ + (θ + sin θ cos θ [1 + 2/3 c + …])/π."""
+    """P(T ≤ t) for whole df by its finite trigonometric sum (Abramowitz & Stegun 26.7.3–4): 30 to 700 times faster than an incomplete
+    beta function. With θ = atan(t/√df), c = cos²θ: ½ + ½ sin θ [1 + 1/2 c + (1·3)/(2·4) c² + …] for even df,
+    ½ + (θ + sin θ cos θ [1 + 2/3 c + (2·4)/(3·5) c² + …])/π for odd df, df/2 terms (rounded down) either way."""
     c = 1 / (1 + t**2 / df)
     sine = t * jnp.sqrt(c / df)
     total, term = jnp.zeros_like(t), jnp.ones_like(t)

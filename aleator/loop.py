@@ -97,7 +97,14 @@ class Options:
             if getattr(self, name) not in allowed:
                 raise MethodError(message(f"Unknown {name}.", repr(getattr(self, name)), f"one of {allowed}", "choose one of them"))
         if self.resume and self.checkpoint is None:
-            raise MethodError(message("There is nothing to resume from.", "resume=True without a directory", "checkpoint=DIR", "pass the directory of the interrupted run"))
+            raise MethodError(
+                message(
+                    "There is nothing to resume from.",
+                    "resume=True without a directory",
+                    "checkpoint=DIR",
+                    "pass the directory of the interrupted run",
+                )
+            )
 
 
 class Result(NamedTuple):
@@ -153,7 +160,9 @@ def run(
 class _Job:
     """Host-side bookkeeping of one run; everything numerical is in the pure functions below."""
 
-    def __init__(self, key: Key, algorithm: Algorithm, data: Any, starts: Tree, options: Options, identity: str, rows: Any, held: Any, convert: Any):
+    def __init__(
+        self, key: Key, algorithm: Algorithm, data: Any, starts: Tree, options: Options, identity: str, rows: Any, held: Any, convert: Any
+    ):
         self.algorithm, self.options, self.identity, self.rows, self.convert = algorithm, options, identity, rows, convert
         self.members = range(algorithm.members or 1)
         self.stacked = algorithm.members is not None
@@ -162,6 +171,8 @@ class _Job:
         self.groups = _groups(self.members, options.parallel, _tree.size(starts) // len(self.members)) if self.stacked else [self.members]
         self.workers = 1 if options.parallel in ("sequential", "vmap") else min(os.cpu_count() or 1, len(self.groups))
         self.source = data
+        # Read here: the setting is local to a thread, and chunks run on others.
+        self.x64 = algorithm.x64 or jax.config.jax_enable_x64
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
             state, keys = _compiled_init(algorithm)(key_init, key_steps, starts)
@@ -178,7 +189,7 @@ class _Job:
         self.driver = options.driver
 
     def _precision(self) -> Any:
-        return jax.enable_x64(True if self.algorithm.x64 else jax.config.jax_enable_x64)
+        return jax.enable_x64(self.x64)
 
     def _pick(self, tree: Any, group: range) -> Any:
         """A group's share: one member alone is kept without a leading axis, so that it runs exactly as it would by itself."""
@@ -190,7 +201,9 @@ class _Job:
         """The inverse of `_pick` over all groups."""
         if not self.stacked:
             return parts[0]
-        parts = [part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in zip(parts, self.groups, strict=True)]
+        parts = [
+            part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in zip(parts, self.groups, strict=True)
+        ]
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
     def feed(self) -> Any:
@@ -201,7 +214,12 @@ class _Job:
         if isinstance(self.source, Stream):
             if phase.batches == "full":
                 raise MethodError(
-                    message(f"Phase {phase.name!r} needs all rows at every step.", "a Stream", "data in memory, or mini-batches", "set batch_size (any number: the stream's batches are used)")
+                    message(
+                        f"Phase {phase.name!r} needs all rows at every step.",
+                        "a Stream",
+                        "data in memory, or mini-batches",
+                        "set batch_size (any number: the stream's batches are used)",
+                    )
                 )
             return StreamFeed(self.source, self.convert, self.position)
         return ArrayFeed(self.source, phase.batches, phase.batch_size, self.seeds, self.rows, self.stacked)
@@ -212,7 +230,9 @@ class _Job:
 
     def note(self) -> str:
         watched = self.traces.get(self.algorithm.watch or "")
-        return f"{self.algorithm.watch.replace('_', ' ')} {float(np.mean(watched[-1][..., -1])):.4g}" if watched and watched[-1].size else ""
+        return (
+            f"{self.algorithm.watch.replace('_', ' ')} {float(np.mean(watched[-1][..., -1])):.4g}" if watched and watched[-1].size else ""
+        )
 
     # ---- one chunk ----------------------------------------------------------------------------------------------------------------
 
@@ -224,7 +244,10 @@ class _Job:
         if self.algorithm.check is not None and self.held[0] is not None:
             count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
         feeds = [feed.chunk(group, self.step, count, capacity) for group in self.groups]
-        feeds = [part if self.stacked and len(group) > 1 or feed.kind == "stream" else _squeeze(part, self.stacked) for part, group in zip(feeds, self.groups, strict=True)]
+        feeds = [
+            part if (self.stacked and len(group) > 1) or feed.kind == "stream" else _squeeze(part, self.stacked)
+            for part, group in zip(feeds, self.groups, strict=True)
+        ]
         if self.driver == "auto":
             self.driver = self._choose_driver(feed.kind, feeds, count, capacity)
         clock = time.perf_counter()
@@ -286,13 +309,17 @@ class _Job:
         """Stop at the first step whose watched number is not finite, with the state before it."""
         if self.algorithm.watch is None:
             return
-        watched = np.stack([np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, _ in outs])
+        watched = np.stack(
+            [np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, _ in outs]
+        )
         bad = np.flatnonzero(~np.isfinite(watched.sum(axis=0)))
         if not bad.size:
             return
         at = int(bad[0])
         after = self._call(kind, feeds, at + 1, capacity, self.driver)
-        positions = [per_member(self.algorithm.position, self.stacked and len(g) > 1)(out[0]) for out, g in zip(after, self.groups, strict=True)]
+        positions = [
+            per_member(self.algorithm.position, self.stacked and len(g) > 1)(out[0]) for out, g in zip(after, self.groups, strict=True)
+        ]
         path = next((p for position in positions if (p := _tree.first_nonfinite(position))), None)
         if at > 0:
             self.states = [state for state, _, _ in self._call(kind, feeds, at - 1, capacity, self.driver)]
@@ -337,7 +364,9 @@ class _Job:
                     for state, held, group in zip(self.states, self.held, self.groups, strict=True)
                 ]
         if algorithm.done is not None:
-            done = [per_member(algorithm.done, self.stacked and len(g) > 1)(state) for state, g in zip(self.states, self.groups, strict=True)]
+            done = [
+                per_member(algorithm.done, self.stacked and len(g) > 1)(state) for state, g in zip(self.states, self.groups, strict=True)
+            ]
             self.stopped = all(bool(jnp.all(flag)) for flag in done)
 
     def result(self) -> Result:
@@ -368,7 +397,14 @@ class _Job:
         if meta.pop("schema") != 1:
             raise StoreError(message("The checkpoint is from a later version.", "an unknown schema", "schema 1", "update aleator"))
         if meta["identity"] != self.identity:
-            raise StoreError(message("The checkpoint belongs to another run.", "a different key, model, method or data", "the same four", "pass the original ones, or another directory"))
+            raise StoreError(
+                message(
+                    "The checkpoint belongs to another run.",
+                    "a different key, model, method or data",
+                    "the same four",
+                    "pass the original ones, or another directory",
+                )
+            )
         with self._precision():
             part = {name: array for name, array in arrays.items() if name.startswith("state/")}
             state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
@@ -452,7 +488,11 @@ def _compiled(algorithm: Algorithm, phase_index: int, kind: str, driver: str, st
         mapped = lambda *args: jax.vmap(lambda *a: chunk(*a, args[-1]), in_axes=axes)(*args[:-1])  # noqa: E731
         return jax.jit(mapped if stacked else chunk, static_argnums=6)
 
-    prepared = jax.jit(jax.vmap(lambda d, f: prepare(kind, d, f), in_axes=(None, 0 if fed else None)) if stacked and kind == "full" and fed else lambda d, f: prepare(kind, d, f))
+    prepared = jax.jit(
+        jax.vmap(lambda d, f: prepare(kind, d, f), in_axes=(None, 0 if fed else None))
+        if stacked and kind == "full" and fed
+        else lambda d, f: prepare(kind, d, f)
+    )
     data_axis = 0 if kind == "full" and fed else None
     single = jax.jit(jax.vmap(one_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
 
@@ -463,7 +503,9 @@ def _compiled(algorithm: Algorithm, phase_index: int, kind: str, driver: str, st
             state, *out = single(state, key, first + i, i, data, feed)
             outs.append(tuple(out))
         axis = 1 if stacked else 0
-        pad = lambda leaf: jnp.concatenate([leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis)  # noqa: E731
+        pad = lambda leaf: jnp.concatenate(
+            [leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis
+        )  # noqa: E731
         infos, keeps = jax.tree.map(lambda *leaves: pad(jnp.stack(leaves, axis)), *outs)
         return state, infos, keeps
 

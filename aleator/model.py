@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import networks
+from aleator._cache import cached
 from aleator._errors import DataError, ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
@@ -76,7 +77,14 @@ class _Supervised(abc.ABC):
     def targets(self) -> int:
         """Number k of target columns; known once the model has met data, or from the network's own output size."""
         if self.num_targets is None:
-            raise ModelError(message("The model has not met data yet.", "num_targets=None", "the number of target columns", "pass num_targets=1, or call model.bind(x, y)"))
+            raise ModelError(
+                message(
+                    "The model has not met data yet.",
+                    "num_targets=None",
+                    "the number of target columns",
+                    "pass num_targets=1, or call model.bind(x, y)",
+                )
+            )
         return self.num_targets
 
     def init(self, key: Key) -> Tree:
@@ -119,9 +127,8 @@ class _Supervised(abc.ABC):
         """log p(yᵢ | xᵢ, params), (n,)."""
         return self.likelihood.log_prob(self.outputs(params, batch.x, key, apply), batch.y, self.extra(params))
 
-    def check_outputs(self, x: Tree, k: int) -> None:
-        """Refuse a network whose outputs at x do not have the shape the likelihood needs, before anything runs."""
-        rows = _two_rows(x)
+    def check_outputs(self, rows: Tree, k: int) -> None:
+        """Refuse a network whose outputs at two rows do not have the shape the likelihood needs, before anything runs."""
         weights = jax.eval_shape(self.init_weights, jax.random.key(0))
         out = jax.eval_shape(lambda w, x: self.apply(w, x, None), weights, rows)
         expected = (2, self.likelihood.num_outputs(k))
@@ -161,9 +168,7 @@ class BNN(_Supervised):
         return getattr(self.network, "stochastic", False)
 
     def bind(self, x: Tree, y: Tree) -> BNN:
-        k = _target_columns(self.likelihood, y)
-        self.check_outputs(x, k)
-        return dataclasses.replace(self, num_targets=k)
+        return _bound_network(self, _signature(x), _target_columns(y))
 
     def init_weights(self, key: Key) -> Tree:
         return self.network.init(key)
@@ -202,24 +207,25 @@ class LinearModel(_Supervised):
 
     def __post_init__(self) -> None:
         if not callable(self.features):
-            raise ModelError(message("features must be a function.", type(self.features).__name__, "x → (n, p)", "pass e.g. al.features.Polynomial(3)"))
+            raise ModelError(
+                message("features must be a function.", type(self.features).__name__, "x → (n, p)", "pass e.g. al.features.Polynomial(3)")
+            )
         _check_parts(self.likelihood, self.prior)
         if self.scaled_by_noise and not isinstance(self.likelihood, Gaussian):
-            raise ModelError(message("scaled_by_noise needs a Gaussian likelihood.", type(self.likelihood).__name__, "al.Gaussian", "drop scaled_by_noise"))
+            raise ModelError(
+                message(
+                    "scaled_by_noise needs a Gaussian likelihood.", type(self.likelihood).__name__, "al.Gaussian", "drop scaled_by_noise"
+                )
+            )
 
     def bind(self, x: Tree, y: Tree) -> LinearModel:
-        k = _target_columns(self.likelihood, y)
-        rows = _two_rows(x)
-        shape = jax.eval_shape(self.features, rows).shape
-        if len(shape) != 2 or shape[0] != 2:
-            raise ModelError(message("The features have a wrong shape.", f"{shape} for 2 rows", "(2, p)", "return one row of features per row of x"))
-        model = dataclasses.replace(self, num_targets=k, num_features=shape[1])
-        model.check_outputs(x, k)
-        return model
+        return _bound_linear(self, _signature(x), _target_columns(y))
 
     def init_weights(self, key: Key) -> Tree:
         if self.num_features is None:
-            raise ModelError(message("The model has not met data yet.", "num_features=None", "the number of features", "call model.bind(x, y)"))
+            raise ModelError(
+                message("The model has not met data yet.", "num_features=None", "the number of features", "call model.bind(x, y)")
+            )
         return {"weight": jnp.zeros((self.likelihood.num_outputs(self.targets()), self.num_features))}
 
     def start(self, key: Key) -> Tree:
@@ -245,17 +251,51 @@ def conjugate_noise(likelihood: Any) -> Any:
 
 def _check_parts(likelihood: Any, prior: Any) -> None:
     if not isinstance(likelihood, Likelihood):
-        raise ModelError(message("This is not a likelihood.", repr(likelihood), "an object such as al.Gaussian()", "call it: al.Gaussian() and not al.Gaussian"))
+        raise ModelError(
+            message(
+                "This is not a likelihood.",
+                repr(likelihood),
+                "an object such as al.Gaussian()",
+                "call it: al.Gaussian() and not al.Gaussian",
+            )
+        )
     if not isinstance(prior, Prior):
         raise ModelError(message("This is not a prior.", repr(prior), "an object such as al.Normal(1.0)", "see al.priors"))
 
 
-def _two_rows(x: Tree) -> Tree:
+@cached
+def _bound_network(model: BNN, signature: Any, k: int) -> BNN:
+    """The model for k target columns, once its outputs are known to fit: traced once per model and shape."""
+    model.check_outputs(_two_rows(signature), k)
+    return dataclasses.replace(model, num_targets=k)
+
+
+@cached
+def _bound_linear(model: LinearModel, signature: Any, k: int) -> LinearModel:
+    rows = _two_rows(signature)
+    shape = jax.eval_shape(model.features, rows).shape
+    if len(shape) != 2 or shape[0] != 2:
+        raise ModelError(
+            message("The features have a wrong shape.", f"{shape} for 2 rows", "(2, p)", "return one row of features per row of x")
+        )
+    model = dataclasses.replace(model, num_targets=k, num_features=shape[1])
+    model.check_outputs(rows, k)
+    return model
+
+
+def _signature(x: Tree) -> Any:
+    """Structure, row shapes and dtypes of x: all that tracing needs, and hashable."""
+    leaves, structure = jax.tree.flatten(x)
+    return structure, tuple((tuple(leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves)
+
+
+def _two_rows(signature: Any) -> Tree:
     """Shapes of a batch of two rows: enough to trace a network without touching the data."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)), x)
+    structure, leaves = signature
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct((2, *shape), dtype) for shape, dtype in leaves])
 
 
-def _target_columns(likelihood: Any, y: Tree) -> int:
+def _target_columns(y: Tree) -> int:
     if y is None:
         raise DataError(message("A supervised model needs targets.", "y=None", "y of shape (N,) or (N, k)", "pass (x, y)"))
     return int(np.shape(y)[1]) if np.ndim(y) == 2 else 1

@@ -41,13 +41,18 @@ def axes(ax: Any = None) -> Any:
 def regression(ax: Any, x: Any, predictive: Any, data: tuple[Any, Any] | None = None, draws: Any = None, level: float = 0.9) -> Any:
     """Mean, epistemic band and total band of a one-dimensional regression.
 
-    x (rows,) or (rows, 1): where `predictive` was made; data: the (x, y) that was seen; draws (S, rows): functions to draw thinly. The bands
+    x (rows,) or (rows, 1): where `predictive` was made; data: the (x, y) that was seen; draws (S, rows): functions to draw thinly. Bands
     are mean ± z·√epistemic and mean ± z·√(epistemic + aleatoric), z the Gaussian quantile of `level`: variances add, so the bands nest.
     """
     if not 0 < level < 1:
-        raise DataError(message("The bands cannot be drawn.", f"level={level!r}", "a number strictly between 0 and 1", "pass e.g. level=0.9"))
+        raise DataError(
+            message("The bands cannot be drawn.", f"level={level!r}", "a number strictly between 0 and 1", "pass e.g. level=0.9")
+        )
     order, grid = _sorted(x)
-    mean, epistemic, aleatoric = (_column(view, name)[order] for view, name in ((predictive.mean, "mean"), (predictive.epistemic, "epistemic"), (predictive.aleatoric, "aleatoric")))
+    mean, epistemic, aleatoric = (
+        _column(view, name)[order]
+        for view, name in ((predictive.mean, "mean"), (predictive.epistemic, "epistemic"), (predictive.aleatoric, "aleatoric"))
+    )
     z, percent = NormalDist().inv_cdf(0.5 + level / 2), f"{100 * level:g} %"
     ax = axes(ax)
     for variance, colour, label, rank in (
@@ -71,7 +76,14 @@ def uncertainty(ax: Any, x: Any, predictive: Any) -> Any:
     order, grid = _sorted(x)
     ax = axes(ax)
     ax.plot(grid, np.sqrt(_column(predictive.epistemic, "epistemic")[order]), color=EPISTEMIC, linewidth=2.0, label="epistemic")
-    ax.plot(grid, np.sqrt(_column(predictive.aleatoric, "aleatoric")[order]), color=ALEATORIC, linewidth=2.0, linestyle=(0, (5, 1.5)), label="aleatoric")
+    ax.plot(
+        grid,
+        np.sqrt(_column(predictive.aleatoric, "aleatoric")[order]),
+        color=ALEATORIC,
+        linewidth=2.0,
+        linestyle=(0, (5, 1.5)),
+        label="aleatoric",
+    )
     ax.set_ylim(bottom=0.0)
     _clean(ax)
     return ax
@@ -96,16 +108,29 @@ def functions(key: KeyLike, fit: Any, x: Any, num_draws: int = 12) -> np.ndarray
 
     model, scaler = fit.model, fit.preprocessor
     if model is None:
-        raise ModelError(message("A bare log density draws no functions.", "a fit without a model", "al.BNN, al.LinearModel, …", "use fit.posterior.sample(key, n)"))
+        raise ModelError(
+            message(
+                "A bare log density draws no functions.",
+                "a fit without a model",
+                "al.BNN, al.LinearModel, …",
+                "use fit.posterior.sample(key, n)",
+            )
+        )
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, fit.posterior.sample(as_key(key), num_draws))
         rows = jnp.asarray(np.asarray(x, np.float64))
         means = jax.jit(jax.vmap(lambda p: model.likelihood.mean(model.outputs(p, rows), model.extra(p))))(params)
     values = np.asarray(means)
     if values.ndim != 3 or values.shape[2] != 1:
-        raise ModelError(message("Curves are drawn for one target.", f"{values.shape[2:]} outputs", "one target column", "plot one column at a time"))
+        raise ModelError(
+            message("Curves are drawn for one target.", f"{values.shape[2:]} outputs", "one target column", "plot one column at a time")
+        )
     values = values[:, :, 0]
-    return values if scaler is None or scaler.task != "regression" else float(np.ravel(scaler.y_loc)[0]) + float(np.ravel(scaler.y_scale)[0]) * values
+    return (
+        values
+        if scaler is None or scaler.task != "regression"
+        else float(np.ravel(scaler.y_loc)[0]) + float(np.ravel(scaler.y_scale)[0]) * values
+    )
 
 
 def evidence(comparison: Any, ax: Any = None) -> Any:
@@ -114,7 +139,12 @@ def evidence(comparison: Any, ax: Any = None) -> Any:
     gaps = np.asarray(comparison.log_evidence) - np.max(comparison.log_evidence)
     places = np.arange(len(gaps))
     best = None if comparison.posterior is None else int(np.argmax(comparison.posterior))
-    ax.barh(places, gaps, xerr=comparison.stderr if np.any(comparison.stderr) else None, color=[HIGHLIGHT if i == best else EPISTEMIC_FILL for i in places])
+    ax.barh(
+        places,
+        gaps,
+        xerr=comparison.stderr if np.any(comparison.stderr) else None,
+        color=[HIGHLIGHT if i == best else EPISTEMIC_FILL for i in places],
+    )
     for place, gap in zip(places, gaps, strict=True):
         chance = "" if comparison.posterior is None else f"   p = {comparison.posterior[place]:.3g}"
         ax.annotate(f"{gap:.1f}{chance}", (0.0, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
@@ -151,7 +181,14 @@ def _sorted(x: Any) -> tuple[np.ndarray, np.ndarray]:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise DataError(message("A curve needs one input.", f"x of shape {values.shape}", "(rows,) or (rows, 1)", "vary one column and keep the others fixed"))
+        raise DataError(
+            message(
+                "A curve needs one input.",
+                f"x of shape {values.shape}",
+                "(rows,) or (rows, 1)",
+                "vary one column and keep the others fixed",
+            )
+        )
     order = np.argsort(values, kind="stable")
     return order, values[order]
 
@@ -161,7 +198,14 @@ def _column(values: Any, name: str) -> np.ndarray:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
-        raise DataError(message("A band needs one target.", f"{name} of shape {values.shape}", "(rows,) or (rows, 1)", "plot one target column of a regression at a time"))
+        raise DataError(
+            message(
+                "A band needs one target.",
+                f"{name} of shape {values.shape}",
+                "(rows,) or (rows, 1)",
+                "plot one target column of a regression at a time",
+            )
+        )
     return values
 
 

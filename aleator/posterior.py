@@ -74,7 +74,9 @@ class Draws(Posterior):
         return _draw_outputs(model, self.params, x, self.weights)
 
     def sample(self, key: Key, num_samples: int) -> Tree:
-        chosen = jax.random.choice(key, _tree.rows(self.params), (num_samples,), p=None if self.weights is None else jnp.asarray(self.weights))
+        chosen = jax.random.choice(
+            key, _tree.rows(self.params), (num_samples,), p=None if self.weights is None else jnp.asarray(self.weights)
+        )
         return _tree.take(self.params, chosen)
 
 
@@ -97,7 +99,7 @@ class LinearGaussian(Posterior):
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         with jax.enable_x64(True):
-            features = _by_rows(jax.jit(model.features), x, lambda rows: rows * self.operator.size * 8)
+            features = _by_rows(_features(model), x, lambda rows: rows * self.operator.size * 8)
         mean = features @ self.mean.T
         if self.scale is not None:
             return Outputs(mean=mean, variance=self.operator.quadratic(features), extra={"scale": self.scale})
@@ -137,7 +139,9 @@ class Mixture(Posterior):
         key_which, key_draw = jax.random.split(key)
         weights = None if self.weights is None else jnp.asarray(self.weights)
         which = np.asarray(jax.random.choice(key_which, len(self.components), (num_samples,), p=weights))
-        draws = _tree.stack([c.sample(k, num_samples) for c, k in zip(self.components, jax.random.split(key_draw, len(self.components)), strict=True)])
+        draws = _tree.stack(
+            [c.sample(k, num_samples) for c, k in zip(self.components, jax.random.split(key_draw, len(self.components)), strict=True)]
+        )
         return jax.tree.map(lambda leaf: leaf[which, np.arange(num_samples)], draws)
 
 
@@ -156,6 +160,12 @@ def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> O
 def _evaluator(model: Any) -> Callable:
     """outputs(params with leading axis, x), compiled once per model."""
     return jax.jit(lambda params, x: jax.vmap(lambda p: model.outputs(p, x, None))(params))
+
+
+@cached
+def _features(model: Any) -> Callable:
+    """Φ(x) in double precision, for the exact posterior."""
+    return jax.jit(lambda x: model.features(_tree.as_float64(x)))
 
 
 @cached
@@ -191,6 +201,10 @@ def mixture(posteriors: list[Posterior], weights: np.ndarray | None = None) -> P
         raise ModelError(message("There is nothing to mix.", "0 posteriors", "at least one", "pass the members' posteriors"))
     if all(isinstance(p, Point) for p in posteriors):
         return Draws(_tree.stack([p.params for p in posteriors]), weights)
-    if all(isinstance(p, Draws) and p.weights is None for p in posteriors) and weights is None and len({_tree.rows(p.params) for p in posteriors}) == 1:
+    if (
+        all(isinstance(p, Draws) and p.weights is None for p in posteriors)
+        and weights is None
+        and len({_tree.rows(p.params) for p in posteriors}) == 1
+    ):
         return Draws(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[p.params for p in posteriors]))
     return Mixture(tuple(posteriors), weights)

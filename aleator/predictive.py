@@ -14,7 +14,7 @@ import abc
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,7 +59,7 @@ class Outputs:
     def num_rows(self) -> int:
         """Number of rows the outputs are given at."""
         if self.gaussian:
-            return int(np.shape(self.mean)[0])
+            return int(np.shape(self.mean)[0])  # type: ignore[arg-type]
         return next(int(leaf.shape[1]) for leaf in jax.tree.leaves(self.draws) if np.ndim(leaf) > 1)
 
     @property
@@ -72,7 +72,10 @@ class Outputs:
         if self.gaussian:
             return dataclasses.replace(self, mean=self.mean[index], variance=self.variance[index])  # type: ignore[index]
         total = self.num_rows
-        per_row = lambda leaf: leaf[:, index] if np.ndim(leaf) > 1 and leaf.shape[1] == total else leaf
+
+        def per_row(leaf: Array) -> Array:
+            return leaf[:, index] if np.ndim(leaf) > 1 and leaf.shape[1] == total else leaf
+
         return dataclasses.replace(self, draws=jax.tree.map(per_row, self.draws))
 
 
@@ -93,7 +96,7 @@ class PredictiveViews(abc.ABC):
     @property
     @abc.abstractmethod
     def support(self) -> str:
-        """ "real", "count", "binary" or "label"."""
+        """One of "real", "count", "binary", "label"."""
 
     @property
     @abc.abstractmethod
@@ -115,7 +118,7 @@ class PredictiveViews(abc.ABC):
 
     @abc.abstractmethod
     def _row_bytes(self) -> int:
-        """Bytes one row needs while m ≤ 64 values of y are evaluated."""
+        """Bytes one row needs while one value of y is evaluated."""
 
     @abc.abstractmethod
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,7 +162,7 @@ class PredictiveViews(abc.ABC):
     @property
     def variance(self) -> np.ndarray:
         """Var[y] = aleatoric + epistemic; infinite where the distribution has none."""
-        return self._shape(self._by_rows(lambda part: part._moments()[1] + part._moments()[2]))
+        return self._shape(self._by_rows(lambda part: sum(part._moments()[1:])))
 
     @property
     def std(self) -> np.ndarray:
@@ -198,7 +201,7 @@ class PredictiveViews(abc.ABC):
         if self.support == "binary":
             p = self._by_rows(lambda part: part._moments()[0])
             return self._shape(_discrete_entropy(np.stack([1 - p, p], axis=-1)))
-        return self._shape(self._by_rows(lambda part: _entropy(part)))
+        return self._shape(_entropy(self))
 
     @property
     def aleatoric_entropy(self) -> np.ndarray:
@@ -234,7 +237,7 @@ class PredictiveViews(abc.ABC):
         if levels.size == 0 or not np.all((levels > 0) & (levels < 1)):
             raise DataError(message("quantile(q) cannot be computed.", f"q = {q!r}", "numbers strictly between 0 and 1", "pass e.g. 0.9"))
         # Rows go first while blocks are joined; the levels come back to the front afterwards.
-        values = self._by_rows(lambda part: np.moveaxis(_quantile(part, levels.ravel()), 0, 1))
+        values = self._by_rows(lambda part: np.moveaxis(_quantile(part, levels.ravel()), 0, 1), many=levels.size)
         values = np.moveaxis(values, 1, 0)
         if self.support != "real":
             values = values.astype(np.int64)
@@ -267,13 +270,15 @@ class PredictiveViews(abc.ABC):
         if self.support == "label":
             raise ModelError(message("Class labels have no order.", f"{what} of a Categorical", "class probabilities", "use probs"))
 
-    def _blocks(self) -> Iterator[slice]:
-        size = int(max(1, self.max_bytes // max(1, self._row_bytes())))
-        yield from (slice(start, min(start + size, self.num_rows)) for start in range(0, self.num_rows, size))
+    def _by_rows(self, view: Callable[..., Any], *values: np.ndarray, many: int = 1, panels: int = 0) -> np.ndarray:
+        """`view(part, *values)` on blocks of rows within the byte budget, joined along rows.
 
-    def _by_rows(self, view: Callable[..., np.ndarray], *values: np.ndarray) -> np.ndarray:
-        """`view(part, *values)` on blocks of rows within the byte budget, joined along rows."""
-        return np.concatenate([view(self.rows(block), *(value[block] for value in values)) for block in self._blocks()])
+        many: how many values of y per row it evaluates (64 at a time at most); panels: of the integration rule it makes, if any.
+        """
+        rule = 8 * self.num_columns * (6 * 8 * (panels + 180)) + 28 * self._row_bytes() if panels else 0
+        size = int(max(1, self.max_bytes // (self._row_bytes() * min(many, _BLOCK) + rule)))
+        blocks = [slice(start, min(start + size, self.num_rows)) for start in range(0, self.num_rows, size)]
+        return np.concatenate([view(self.rows(block), *(value[block] for value in values)) for block in blocks])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +286,8 @@ class Predictive(PredictiveViews):
     """The distribution of y at some rows: outputs f, carried to y by the likelihood.
 
     outputs: draws or Gaussians over f. likelihood: p(y | f). y_loc, y_scale (k,): when targets were standardised, y = y_loc + y_scale·z
-    for the z the model sees. squeeze: the user's y was (n,), results are (rows,). labels: the classes' names, in the order of their numbers;
-    y is then passed, and sampled, by name. max_bytes: how much memory a view may use at a time.
+    for the z the model sees. squeeze: the user's y was (n,), results are (rows,). labels: the classes' names, in the order of their
+    numbers; y is then passed, and sampled, by name. max_bytes: how much memory a view may use at a time.
 
     >>> from aleator.likelihoods import Gaussian
     >>> f = np.array([[[0.0]], [[2.0]]])                                     # two draws at one row
@@ -357,11 +362,12 @@ class Predictive(PredictiveViews):
     # ------------------------------------------------------------------------------------------------------------ primitives
 
     def _row_bytes(self) -> int:
-        leaves = jax.tree.leaves(self.outputs.mean if self.outputs.gaussian else self.outputs.draws)
-        per_row = max(int(np.prod(leaf.shape[1:] if self.outputs.gaussian else leaf.shape[2:])) for leaf in leaves)
-        draws = max(self.outputs.num_draws, _MANY_NODES if self.outputs.gaussian else 1)
-        many = _BLOCK if self.support in ("real", "count") else 2
-        return 8 * 4 * draws * max(per_row, 1) * many
+        # About four float64 temporaries for each draw (or quadrature node) and output.
+        if self.outputs.gaussian:
+            nodes = {0: 1024, 1: self._nodes(), 2: _FEW_NODES**2}.get(_columns_of(self.likelihood), 1024)
+            return 8 * 4 * nodes * int(np.shape(self.outputs.mean)[1])  # type: ignore[arg-type]
+        per_row = max(int(np.prod(leaf.shape[2:])) for leaf in jax.tree.leaves(self.outputs.draws))
+        return 8 * 4 * self.outputs.num_draws * max(per_row, 1)
 
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         mean, aleatoric, epistemic = _run(_moments, self)
@@ -418,7 +424,7 @@ class Predictive(PredictiveViews):
             return _FEW_NODES
         with jax.enable_x64(True):
             ratio = float(_narrowness(self.likelihood, self.outputs))
-        needed = 18.0 * np.sqrt(1.0 + ratio**2)
+        needed = 15.0 * np.sqrt(1.0 + ratio**2)
         return next((nodes for nodes in (_FEW_NODES, 128, 512) if needed <= nodes), _MANY_NODES)
 
 
@@ -602,11 +608,10 @@ def _columns_of(likelihood: Likelihood) -> int:
 
 def _closed(likelihood: Likelihood, outputs: Outputs) -> bool:
     """True when the Gaussian outputs integrate in closed form; told from shapes alone."""
-    if not outputs.gaussian:
+    if outputs.mean is None:
         return False
-    return (
-        likelihood.marginal(jnp.zeros((1, np.shape(outputs.mean)[1])), jnp.ones((1, np.shape(outputs.mean)[1])), outputs.extra) is not None
-    )
+    shape = (1, np.shape(outputs.mean)[1])
+    return likelihood.marginal(jnp.zeros(shape), jnp.ones(shape), outputs.extra) is not None
 
 
 def _double(tree: Tree) -> Tree:
@@ -617,8 +622,8 @@ def _as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tre
     """(draws (S, rows, ...), log weights (S,), extra (S, ...)): the draws themselves, or quadrature nodes of the Gaussian.
 
     Gauss–Hermite with 32 nodes for each output of a column (columns are independent, so they may share nodes: every use is per column);
-    an equally spaced rule over ±9 standard deviations when more are asked for; for outputs shared between columns, such as class logits, a
-    fixed scrambled Sobol set of 1024 points, which is not exact (error about 1e-3) but the same at every call.
+    an equally spaced rule over ±7.5 standard deviations when more are asked for; for outputs shared between columns, such as class
+    logits, a fixed shifted Sobol set of 1024 points, which is not exact (error about 1e-3) but the same at every call.
     """
     if not outputs.gaussian:
         draws, extra = _double(outputs.draws), _double(outputs.extra)
@@ -629,17 +634,19 @@ def _as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tre
     mean, std, extra = _double(outputs.mean), jnp.sqrt(_double(outputs.variance)), _double(outputs.extra)
     per_column = _columns_of(likelihood)
     if per_column == 1 and nodes > _FEW_NODES:
-        points = np.linspace(-9, 9, nodes)[:, None]
+        points = np.linspace(-7.5, 7.5, nodes)[:, None]
         weights = np.exp(-0.5 * points[:, 0] ** 2)
     elif per_column in (1, 2):
         x, w = np.polynomial.hermite_e.hermegauss(min(nodes, _FEW_NODES))
         points = np.stack(np.meshgrid(*[x] * per_column, indexing="ij"), axis=-1).reshape(-1, per_column)
         weights = np.prod(np.stack(np.meshgrid(*[w] * per_column, indexing="ij"), axis=-1), axis=-1).ravel()
     else:
-        from scipy.stats import norm, qmc
+        from scipy.special import ndtri
+        from scipy.stats import qmc
 
         per_column = mean.shape[1]
-        points = norm.ppf(qmc.Sobol(per_column, seed=0).random_base2(10))
+        shift = np.random.default_rng(0).random(per_column)  # one fixed random shift keeps the points off 0 and 1
+        points = ndtri((qmc.Sobol(per_column, scramble=False).random_base2(10) + shift) % 1)
         weights = np.ones(len(points))
     points = np.repeat(points, mean.shape[1] // per_column, axis=1)  # layout: first outputs of all columns, then second outputs
     extra = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(points), *jnp.shape(leaf))), extra)
@@ -735,8 +742,10 @@ def _cloud(likelihood: Likelihood, outputs: Outputs, *, nodes: int) -> tuple[jax
         mean, aleatoric, epistemic = _moments(likelihood, dataclasses.replace(outputs, df=None), nodes=nodes)
         return mean[None], jnp.sqrt(aleatoric + epistemic)[None], jnp.ones(1)
     f, log_weights, extra = _as_draws(likelihood, outputs, nodes)
-    entropy = jax.vmap(likelihood.entropy)(f, extra)
-    spread = jnp.exp(entropy - 0.5 * np.log(2 * np.pi * np.e))
+    try:
+        spread = jnp.exp(jax.vmap(likelihood.entropy)(f, extra) - 0.5 * np.log(2 * np.pi * np.e))
+    except (ModelError, NotImplementedError):  # a program's distribution may have no entropy in closed form
+        spread = jnp.sqrt(jax.vmap(likelihood.variance)(f, extra))
     return jax.vmap(likelihood.mean)(f, extra), spread, jnp.exp(log_weights)
 
 
@@ -769,7 +778,7 @@ def _narrowness(likelihood: Likelihood, outputs: Outputs) -> jax.Array:
 
 
 def _draw_outputs(key: Key, outputs: Outputs, num_samples: int) -> tuple[Tree, Tree]:
-    """num_samples outputs f and extra: whole draws by weight (all rows of one function), or the Gaussian (Student-t), each row by itself."""
+    """num_samples outputs f and extra: whole draws by weight (all rows of one function), or from the Gaussian, each row by itself."""
     key_f, key_noise = jax.random.split(key)
     if not outputs.gaussian:
         f, extra = _double(outputs.draws), _double(outputs.extra)
@@ -880,7 +889,10 @@ def integration_rule(part: PredictiveViews, panels: int, split: np.ndarray | Non
     order = np.argsort(cloud, axis=0)
     cloud = np.take_along_axis(cloud, order, axis=0)
     cumulative = np.cumsum(mass[order], axis=0)
-    levels, flat, points = np.linspace(0, 1, panels + 1), cumulative.reshape(len(cloud), -1), cloud.reshape(len(cloud), -1)
+    # Levels crowd towards 0 and 1: beyond the bulk may lie components of little weight at any distance.
+    ends = 0.5 ** np.arange(1, 41) / panels
+    levels = np.sort(np.concatenate([np.linspace(0, 1, panels + 1), ends, 1 - ends]))
+    flat, points = cumulative.reshape(len(cloud), -1), cloud.reshape(len(cloud), -1)
     inner = np.stack([np.interp(levels, flat[:, j], points[:, j]) for j in range(flat.shape[1])], axis=1).reshape(-1, *cloud.shape[1:])
     first = np.take_along_axis(spreads, np.argmin(centres - 8 * spreads, axis=0)[None], axis=0)
     last = np.take_along_axis(spreads, np.argmax(centres + 8 * spreads, axis=0)[None], axis=0)
@@ -922,28 +934,32 @@ def _gauss_sum(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(few, place, 0.5 * (n - 1) + n * values), np.where(few, place < count[..., None], n * vectors[..., 0, :] ** 2)
 
 
-def _entropy(part: PredictiveViews) -> np.ndarray:
+def _entropy(whole: PredictiveViews) -> np.ndarray:
     """−∫ p log p per column, (rows, k); panels are refined until ∫ p = 1 within 1e-7, row by row."""
-    result = np.full((part.num_rows, part.num_columns), np.nan)
-    error = np.full(result.shape, np.inf)
-    for panels in (64, 256, 1024, 4096):
+
+    def at(part: PredictiveViews, panels: int) -> np.ndarray:
         nodes, rule = integration_rule(part, panels)
         log_p = part._log_columns(nodes)
         p = np.exp(log_p)
+        entropy = -np.sum(rule * p * np.where(p > 0, log_p, 0.0), axis=0)
+        return np.stack([entropy, np.abs(np.sum(rule * p, axis=0) - 1)], axis=-1)
+
+    panels = 64
+    result = whole._by_rows(functools.partial(at, panels=panels), many=_BLOCK, panels=panels)
+    while panels < 4096 and np.any(result[..., 1] > 1e-7):
+        panels *= 4
+        finer = whole._by_rows(functools.partial(at, panels=panels), many=_BLOCK, panels=panels)
         # A row settled at a coarser rule keeps its value, so that a row's result does not depend on its neighbours.
-        open_rows = error > 1e-7
-        value = np.sum(rule * np.where(p > 0, -p * np.where(p > 0, log_p, 0.0), 0.0), axis=0)
-        result, error = np.where(open_rows, value, result), np.where(open_rows, np.abs(np.sum(rule * p, axis=0) - 1), error)
-        if not np.any(error > 1e-7):
-            break
+        result = np.where(result[..., 1:] > 1e-7, finer, result)
+    entropy, error = result[..., 0], result[..., 1]
     if np.any(error > 1e-3):
         warnings.warn(
             f"The entropy of {int(np.sum(np.any(error > 1e-3, axis=1)))} row(s) is uncertain: the density integrates to 1 only within "
-            f"{np.nanmax(error):.1e}. Components much narrower than their distances are the usual cause; use fewer draws or variances instead.",
+            f"{np.nanmax(error):.1e}. Components much narrower than their distances are the usual cause; look at variances instead.",
             HealthWarning,
-            stacklevel=6,
+            stacklevel=3,
         )
-    return result
+    return entropy
 
 
 def _discrete_entropy(probs: np.ndarray) -> np.ndarray:

@@ -221,7 +221,9 @@ class Hierarchical(Prior):
 
     def __post_init__(self) -> None:
         if self.per not in ("leaf", "layer", "global"):
-            raise ModelError(message("Unknown grouping of scales.", f"per={self.per!r}", "'leaf', 'layer' or 'global'", "choose one of them"))
+            raise ModelError(
+                message("Unknown grouping of scales.", f"per={self.per!r}", "'leaf', 'layer' or 'global'", "choose one of them")
+            )
         _check_scaling(self.scaling)
 
     def _groups(self, weights: Tree) -> list[str]:
@@ -248,9 +250,15 @@ class Hierarchical(Prior):
     def sample(self, key: Key, weights: Tree, fan_in: Tree) -> tuple[Tree, dict]:
         key_scale, key_raw = jax.random.split(key)
         groups = list(dict.fromkeys(self._groups(weights)))
-        hyper = {"log_scale": {g: self.scale.sample_unconstrained(k, ()) for g, k in zip(groups, jax.random.split(key_scale, len(groups)), strict=True)}}
+        hyper = {
+            "log_scale": {
+                g: self.scale.sample_unconstrained(k, ()) for g, k in zip(groups, jax.random.split(key_scale, len(groups)), strict=True)
+            }
+        }
         leaves, structure = jax.tree.flatten(weights)
-        standard = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(jax.random.split(key_raw, len(leaves)), leaves, strict=True)]
+        standard = [
+            jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(jax.random.split(key_raw, len(leaves)), leaves, strict=True)
+        ]
         raw = jax.tree.unflatten(structure, standard)
         return (jax.tree.map(jnp.multiply, raw, self._scales(raw, hyper, fan_in)) if self.centred else raw), hyper
 
@@ -270,7 +278,9 @@ def _freeze_scale(prior: Any) -> None:
     pairs = scale if isinstance(scale, (tuple, list)) else (("*", scale),)
     for pattern, value in pairs:
         if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)) or not np.isfinite(value) or value <= 0:
-            raise ModelError(message("A prior scale must be positive.", f"{value!r} for {pattern!r}", "a finite number > 0", "pass e.g. al.Normal(1.0)"))
+            raise ModelError(
+                message("A prior scale must be positive.", f"{value!r} for {pattern!r}", "a finite number > 0", "pass e.g. al.Normal(1.0)")
+            )
     frozen = tuple((pattern, float(value)) for pattern, value in pairs) if isinstance(scale, (tuple, list)) else float(scale)
     object.__setattr__(prior, "scale", frozen)
     object.__setattr__(prior, "loc", float(prior.loc))
@@ -289,5 +299,9 @@ def _match(pairs: tuple[tuple[str, float], ...], names: list[str]) -> list[float
     missing = [name for name, value in zip(names, values, strict=True) if value is None]
     if unused or missing:
         got = f"patterns {unused} that fit nothing" if unused else f"no scale for {missing}"
-        raise ModelError(message("The prior's scales do not fit the network.", got, f"patterns covering {names}", "add a pattern, or '*' last for the rest"))
+        raise ModelError(
+            message(
+                "The prior's scales do not fit the network.", got, f"patterns covering {names}", "add a pattern, or '*' last for the rest"
+            )
+        )
     return [float(value) for value in values if value is not None]

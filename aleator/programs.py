@@ -41,7 +41,14 @@ class ProgramLikelihood(Likelihood):
         """Regression and counts as (N, k); labels stay as they are. Finite, numeric."""
         y = np.asarray(y)
         if y.dtype.kind not in "fiub" or not np.all(np.isfinite(y)):
-            raise DataError(message("y cannot be observed by the program.", f"dtype {y.dtype}", "finite numbers", "encode labels as integers and drop missing rows"))
+            raise DataError(
+                message(
+                    "y cannot be observed by the program.",
+                    f"dtype {y.dtype}",
+                    "finite numbers",
+                    "encode labels as integers and drop missing rows",
+                )
+            )
         return y.astype(np.int32) if self.support_kind == "label" else (y[:, None] if y.ndim == 1 else y)
 
     def log_terms(self, outputs: Any, y: Array, extra: dict) -> Array:
@@ -60,7 +67,12 @@ class ProgramLikelihood(Likelihood):
             return _columns(outputs.entropy())
         except NotImplementedError as error:
             raise ModelError(
-                message("The entropy of this site has no closed form.", type(outputs).__name__, "a distribution with entropy()", "use the variance split instead")
+                message(
+                    "The entropy of this site has no closed form.",
+                    type(outputs).__name__,
+                    "a distribution with entropy()",
+                    "use the variance split instead",
+                )
             ) from error
 
     def sample(self, key: Key, outputs: Any, extra: dict) -> Array:
@@ -96,16 +108,33 @@ class ProgramModel:
         observed = {name: site for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
         if len(observed) != 1 or not latent:
             raise ModelError(
-                message("The program cannot be used as a model.", f"{len(observed)} observed and {len(latent)} latent sites", "one observed and some latent sites", "write program(x, y=None) with one obs=y")
+                message(
+                    "The program cannot be used as a model.",
+                    f"{len(observed)} observed and {len(latent)} latent sites",
+                    "one observed and some latent sites",
+                    "write program(x, y=None) with one obs=y",
+                )
             )
         discrete = [name for name, site in latent.items() if site["fn"].support.is_discrete]
         if discrete:
-            raise ModelError(message("The program has discrete latent sites.", discrete, "continuous latents", "sum them out by hand (numpyro.distributions.Mixture…)"))
+            raise ModelError(
+                message(
+                    "The program has discrete latent sites.",
+                    discrete,
+                    "continuous latents",
+                    "sum them out by hand (numpyro.distributions.Mixture…)",
+                )
+            )
         name, site = next(iter(observed.items()))
         n = _tree.rows(y)
         if site["fn"].batch_shape[:1] != (n,):
             raise ModelError(
-                message(f"Site {name!r} is not one term per row.", f"batch shape {site['fn'].batch_shape}", f"leading axis {n}", "observe y inside numpyro.plate('data', n)")
+                message(
+                    f"Site {name!r} is not one term per row.",
+                    f"batch shape {site['fn'].batch_shape}",
+                    f"leading axis {n}",
+                    "observe y inside numpyro.plate('data', n)",
+                )
             )
         one_row = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), x)
         alone = self._trace(one_row, None, None)
@@ -116,7 +145,13 @@ class ProgramModel:
         example = one_row if minibatch else jax.tree.map(jnp.asarray, x)
         columns = int(np.shape(y)[1]) if np.ndim(y) == 2 else 1
         return dataclasses.replace(
-            self, likelihood=ProgramLikelihood(kind), observed=name, shapes=shapes, x_example=example, minibatch=minibatch, num_targets=columns
+            self,
+            likelihood=ProgramLikelihood(kind),
+            observed=name,
+            shapes=shapes,
+            x_example=example,
+            minibatch=minibatch,
+            num_targets=columns,
         )
 
     def init(self, key: Key) -> Tree:
@@ -184,7 +219,9 @@ def from_numpyro(program: Callable) -> ProgramModel:
     True
     """
     if not callable(program):
-        raise ModelError(message("This is not a program.", type(program).__name__, "a function program(x, y=None)", "pass the function itself"))
+        raise ModelError(
+            message("This is not a program.", type(program).__name__, "a function program(x, y=None)", "pass the function itself")
+        )
     return ProgramModel(program)
 
 
@@ -229,4 +266,6 @@ def _match(y: Array, distribution: Any) -> Array:
         return y
     if y.shape == (*shape, 1):
         return y[..., 0]
-    raise ModelError(message("y does not fit the observed site.", f"y {y.shape}", f"{shape}", "give the site one element per row and target column"))
+    raise ModelError(
+        message("y does not fit the observed site.", f"y {y.shape}", f"{shape}", "give the site one element per row and target column")
+    )

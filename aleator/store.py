@@ -34,9 +34,15 @@ def save(fit: Any, path: str | os.PathLike) -> None:
     """Write `fit` to the directory `path`; an earlier fit there is replaced, anything else is left alone and refused."""
     directory = Path(path)
     if directory.exists() and not directory.is_dir():
-        raise StoreError(message("A fit is saved to a directory.", f"{directory} is a file", "a new or empty directory", "choose another path"))
+        raise StoreError(
+            message("A fit is saved to a directory.", f"{directory} is a file", "a new or empty directory", "choose another path")
+        )
     if directory.is_dir() and any(directory.iterdir()) and not (directory / JSON_NAME).exists():
-        raise StoreError(message("The directory holds something else.", str(directory), "a new or empty directory, or an earlier fit", "choose another path"))
+        raise StoreError(
+            message(
+                "The directory holds something else.", str(directory), "a new or empty directory, or an earlier fit", "choose another path"
+            )
+        )
     arrays: dict[str, np.ndarray] = {}
     document = {
         "schema": SCHEMA,
@@ -67,7 +73,6 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
     NumPyro program, your own basis). template: a parameter tree, for fits of a bare log density.
     """
     from aleator.fit import Fit
-    from aleator.tables import Preprocessor
 
     directory = Path(path)
     document = _read_json(directory / JSON_NAME)
@@ -76,7 +81,14 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
         raise StoreError(message("The saved fit is incomplete.", f"no {name}", "the directory as saved", "copy the whole directory"))
     content = (directory / name).read_bytes()
     if _files.digest(content) != document["arrays"]["sha256"]:
-        raise StoreError(message(f"{directory / name} was altered or cut short.", "another checksum", "the bytes as written", "restore it from a copy, or fit again"))
+        raise StoreError(
+            message(
+                f"{directory / name} was altered or cut short.",
+                "another checksum",
+                "the bytes as written",
+                "restore it from a copy, or fit again",
+            )
+        )
     arrays, _ = _files.unpack(content, str(directory / name))
     try:
         model = _model(document["model"], arrays, network, model)
@@ -89,10 +101,20 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
             info={name: arrays[f"info/{name}"] for name in document["info"]},
             status=document["status"],
             manifest=document["manifest"],
-            preprocessor=None if document["preprocessor"] is None else Preprocessor.from_json(document["preprocessor"]),
+            preprocessor=_preprocessor(document["preprocessor"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise StoreError(message(f"{directory} cannot be understood.", f"{type(error).__name__}: {error}", "a fit saved by aleator", "fit again")) from error
+        raise StoreError(
+            message(f"{directory} cannot be understood.", f"{type(error).__name__}: {error}", "a fit saved by aleator", "fit again")
+        ) from error
+
+
+def _preprocessor(stored: Any) -> Any:
+    if stored is None:
+        return None
+    from aleator.tables import Preprocessor  # needs pandas, which a fit on arrays does not
+
+    return Preprocessor.from_json(stored)
 
 
 def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -> str:
@@ -107,7 +129,7 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
     }
     if isinstance(data, Data):
         arrays |= _files.flatten((data.x, data.y, data.weight), "data/")
-    return _files.digest(_files.pack(arrays, spec))
+    return _files.checksum(arrays, json.dumps(spec, sort_keys=True))
 
 
 # ---- objects ----------------------------------------------------------------------------------------------------------------------
@@ -151,7 +173,11 @@ def to_spec(value: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
         leaves = [] if params is None else jax.tree.leaves(params)
         if name is not None:
             arrays |= {f"{path}.{p}": np.asarray(leaf) for p, leaf in zip(_tree.paths(params), leaves, strict=True)}
-        return {"user": getattr(value, "framework", type(value).__qualname__), "paths": [] if params is None else _tree.paths(params), "shapes": [list(leaf.shape) for leaf in leaves]}
+        return {
+            "user": getattr(value, "framework", type(value).__qualname__),
+            "paths": [] if params is None else _tree.paths(params),
+            "shapes": [list(leaf.shape) for leaf in leaves],
+        }
     fields = {f.name: to_spec(getattr(value, f.name), arrays, f"{path}.{f.name}") for f in dataclasses.fields(value) if f.init}
     return {"object": name, "fields": fields}
 
@@ -170,7 +196,14 @@ def from_spec(spec: Any, arrays: dict[str, np.ndarray]) -> Any:
         return UserPart(spec["user"])
     cls = _registry().get(spec["object"])
     if cls is None:
-        raise StoreError(message("The saved fit names an unknown class.", repr(spec["object"]), "a class of this version of aleator", "update aleator, or check where the file came from"))
+        raise StoreError(
+            message(
+                "The saved fit names an unknown class.",
+                repr(spec["object"]),
+                "a class of this version of aleator",
+                "update aleator, or check where the file came from",
+            )
+        )
     return cls(**{name: from_spec(item, arrays) for name, item in spec["fields"].items()})
 
 
@@ -194,20 +227,45 @@ def _model(spec: Any, arrays: dict[str, np.ndarray], network: Any, model: Any) -
     stored = fields.get("network")
     if isinstance(stored, dict) and "user" in stored:
         if network is None:
-            raise StoreError(message("The saved network was your own code.", f"a {stored['user']} network", "the network", "pass al.load(path, network=…)"))
+            raise StoreError(
+                message(
+                    "The saved network was your own code.", f"a {stored['user']} network", "the network", "pass al.load(path, network=…)"
+                )
+            )
         from aleator.networks import as_network
 
         given = as_network(network)
         paths, shapes = _tree.paths(given.params), [list(leaf.shape) for leaf in jax.tree.leaves(given.params)]
         if paths != stored["paths"] or shapes != stored["shapes"]:
-            differs = next((f"{p} {s}" for p, s in zip(paths, shapes, strict=True) if (p, s) not in list(zip(stored["paths"], stored["shapes"], strict=True))), f"{len(paths)} arrays")
-            raise StoreError(message("The network differs from the saved one.", differs, dict(zip(stored["paths"], stored["shapes"], strict=True)), "pass the same architecture"))
+            differs = next(
+                (
+                    f"{p} {s}"
+                    for p, s in zip(paths, shapes, strict=True)
+                    if (p, s) not in list(zip(stored["paths"], stored["shapes"], strict=True))
+                ),
+                f"{len(paths)} arrays",
+            )
+            raise StoreError(
+                message(
+                    "The network differs from the saved one.",
+                    differs,
+                    dict(zip(stored["paths"], stored["shapes"], strict=True)),
+                    "pass the same architecture",
+                )
+            )
         built = {name: given if name == "network" else from_spec(item, arrays) for name, item in fields.items()}
         return _registry()[spec["object"]](**built)
     if network is not None:
         raise StoreError(message("The saved network reloads by itself.", "network=…", "nothing", "call al.load(path)"))
     if any(isinstance(item, dict) and "user" in item for item in fields.values()):
-        raise StoreError(message("Part of the saved model was your own code.", str([n for n, i in fields.items() if isinstance(i, dict) and "user" in i]), "the model", "pass al.load(path, model=…)"))
+        raise StoreError(
+            message(
+                "Part of the saved model was your own code.",
+                str([n for n, i in fields.items() if isinstance(i, dict) and "user" in i]),
+                "the model",
+                "pass al.load(path, model=…)",
+            )
+        )
     return from_spec(spec, arrays)
 
 
@@ -234,7 +292,14 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
     kind, evidence = spec["kind"], None if spec["log_evidence"] is None else Score(*spec["log_evidence"])
     if kind in ("Point", "Draws"):
         if template is None:
-            raise StoreError(message("The fit was of a bare log density.", "no template", "a parameter tree of the same structure", "pass al.load(path, template=params0)"))
+            raise StoreError(
+                message(
+                    "The fit was of a bare log density.",
+                    "no template",
+                    "a parameter tree of the same structure",
+                    "pass al.load(path, template=params0)",
+                )
+            )
         prefix = f"{path}/params/"
         named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
         params = _files.unflatten(template, named, prefix, leading=0 if kind == "Point" else 1)
@@ -257,9 +322,30 @@ def _read_json(path: Path) -> dict[str, Any]:
         document, checksum = outer["fit"], outer["sha256"]
         schema = document["schema"]
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise StoreError(message(f"{path} cannot be read.", f"{type(error).__name__}: {error}", "a file written by aleator", "restore it from a copy, or fit again")) from error
+        raise StoreError(
+            message(
+                f"{path} cannot be read.",
+                f"{type(error).__name__}: {error}",
+                "a file written by aleator",
+                "restore it from a copy, or fit again",
+            )
+        ) from error
     if schema != SCHEMA:
-        raise StoreError(message(f"{path} has another format.", f"schema {schema}, written by aleator {document.get('aleator')}", f"schema {SCHEMA}", "update aleator"))
+        raise StoreError(
+            message(
+                f"{path} has another format.",
+                f"schema {schema}, written by aleator {document.get('aleator')}",
+                f"schema {SCHEMA}",
+                "update aleator",
+            )
+        )
     if _files.digest(json.dumps(document, indent=1).encode()) != checksum:
-        raise StoreError(message(f"{path} was altered.", "contents that do not match their checksum", "the text as written", "restore it from a copy, or fit again"))
+        raise StoreError(
+            message(
+                f"{path} was altered.",
+                "contents that do not match their checksum",
+                "the text as written",
+                "restore it from a copy, or fit again",
+            )
+        )
     return document

@@ -28,7 +28,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise MethodError(message("The temperature must be positive.", self.temperature, "a number > 0", "use temperature=1.0 for the Bayesian posterior"))
+            raise MethodError(
+                message(
+                    "The temperature must be positive.", self.temperature, "a number > 0", "use temperature=1.0 for the Bayesian posterior"
+                )
+            )
 
     @property
     def stochastic(self) -> bool:
@@ -78,7 +82,9 @@ class DensityTarget:
     num_data: int = 0
     stochastic: bool = False
 
-    def log_joint(self, params: Tree, batch: Batch | None = None, key: Key | None = None, beta: Any = 1.0, apply: Callable | None = None) -> Array:
+    def log_joint(
+        self, params: Tree, batch: Batch | None = None, key: Key | None = None, beta: Any = 1.0, apply: Callable | None = None
+    ) -> Array:
         value = self.density(params)
         if not (isinstance(beta, float) and beta == 1.0):
             value = beta * value + (1.0 - beta) * self.log_prior(params)
@@ -98,7 +104,9 @@ class DensityTarget:
         """The given start, scattered by N(0, 0.1²) so that chains and members begin apart."""
         leaves, structure = jax.tree.flatten(self.start(key))
         keys = jax.random.split(key, max(len(leaves), 1))
-        return jax.tree.unflatten(structure, [leaf + 0.1 * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=False)])
+        return jax.tree.unflatten(
+            structure, [leaf + 0.1 * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=False)]
+        )
 
     def start(self, key: Key) -> Tree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), self.params0)
@@ -106,18 +114,29 @@ class DensityTarget:
     def _reference(self, name: str) -> Callable:
         if self.reference is None:
             raise MethodError(
-                message("This method needs a reference distribution.", "reference=None", "an object with log_prob(params) and sample(key)", "pass al.target_from_log_density(fn, params0, reference=…)")
+                message(
+                    "This method needs a reference distribution.",
+                    "reference=None",
+                    "an object with log_prob(params) and sample(key)",
+                    "pass al.target_from_log_density(fn, params0, reference=…)",
+                )
             )
         return getattr(self.reference, name)
 
 
-def target_from_log_density(density: Callable[[Tree], Array], params0: Tree, reference: Any = None, temperature: float = 1.0) -> DensityTarget:
+def target_from_log_density(
+    density: Callable[[Tree], Array], params0: Tree, reference: Any = None, temperature: float = 1.0
+) -> DensityTarget:
     """A target from any log density fn(params) → scalar on unconstrained params; `al.fit(key, target, None, method)` takes it.
 
     reference: object with log_prob(params) and sample(key), for methods that anneal or need draws to start from.
     """
     if not callable(density):
-        raise MethodError(message("A log density must be a function.", type(density).__name__, "params → scalar", "pass target_from_log_density(fn, params0)"))
+        raise MethodError(
+            message(
+                "A log density must be a function.", type(density).__name__, "params → scalar", "pass target_from_log_density(fn, params0)"
+            )
+        )
     start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), params0)
     shape = jax.eval_shape(density, start)
     if getattr(shape, "shape", None) != ():

@@ -126,7 +126,9 @@ def main() -> None:
             code = TORCH.format(rows=ROWS, columns=COLUMNS, hidden=HIDDEN, batch=BATCH)
             rate = subprocess.run([args.torch_python, "-c", code], capture_output=True, text=True, check=True).stdout
             times["torch"].append(count / float(rate))
-        times["import"].append(in_new_process("import jax, time\nimport jax.numpy\nb = time.perf_counter()\nimport aleator\nprint(time.perf_counter() - b)"))
+        times["import"].append(
+            in_new_process("import jax, time\nimport jax.numpy\nb = time.perf_counter()\nimport aleator\nprint(time.perf_counter() - b)")
+        )
         first = "import sys, time\nsys.path.insert(0, 'benchmarks')\nimport speed\nf = speed.ours(600)\nb = time.perf_counter()\nf(0)\nprint(time.perf_counter() - b)"
         times["first fit"].append(in_new_process(first))
     median = {name: statistics.median(values) for name, values in times.items() if values}

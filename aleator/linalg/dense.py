@@ -21,7 +21,9 @@ def cholesky(matrix: Array, name: str = "matrix") -> tuple[np.ndarray, float]:
     """
     matrix = np.asarray(matrix, np.float64)
     if not np.all(np.isfinite(matrix)):
-        raise ModelError(message(f"The {name} is not finite.", "NaN or infinite entries", "finite numbers", "check the scale of the inputs"))
+        raise ModelError(
+            message(f"The {name} is not finite.", "NaN or infinite entries", "finite numbers", "check the scale of the inputs")
+        )
     size = matrix.shape[-1]
     level = np.mean(np.diagonal(matrix, axis1=-2, axis2=-1))
     for relative in (0.0, *10.0 ** np.arange(-14, np.log10(MAX_JITTER) + 0.5)):
@@ -35,7 +37,12 @@ def cholesky(matrix: Array, name: str = "matrix") -> tuple[np.ndarray, float]:
         return factor, jitter
     smallest = float(np.min(np.linalg.eigvalsh(matrix)))
     raise ModelError(
-        message(f"The {name} is not positive definite.", f"smallest eigenvalue {smallest:.3g}", "all positive", "remove duplicated or constant features, or give the weights a proper prior")
+        message(
+            f"The {name} is not positive definite.",
+            f"smallest eigenvalue {smallest:.3g}",
+            "all positive",
+            "remove duplicated or constant features, or give the weights a proper prior",
+        )
     )
 
 
@@ -55,13 +62,10 @@ class DensePrecision:
         return np.swapaxes(inverse, -1, -2) @ inverse
 
     def sqrt_matvec(self, z: Array) -> np.ndarray:
-        """C⁻ᵀ z: standard normals → draws with covariance Σ; z (…, p)."""
+        """C⁻ᵀ z: standard normals → draws with covariance Σ; z (draws, …, p), with the batch axes of the factor between."""
         z = np.asarray(z, np.float64)
-        from scipy.linalg import solve_triangular
-
-        flat, factors = z.reshape(-1, *z.shape[-2:]) if z.ndim > 1 else z[None, None], self.factor.reshape(-1, self.size, self.size)
-        out = np.stack([[solve_triangular(c, v, lower=True, trans="T") for c, v in zip(factors, row, strict=True)] for row in flat])
-        return out.reshape(z.shape)
+        columns = np.moveaxis(z.reshape(len(z), -1, self.size), 0, -1)
+        return np.moveaxis(self._solve(columns, transposed=True), -1, 0).reshape(z.shape)
 
     def quadratic(self, phi: Array) -> np.ndarray:
         """φᵀΣφ for each row of phi (n, p) and each Gaussian of the batch: (n, …)."""
@@ -72,10 +76,10 @@ class DensePrecision:
         """log |Σ|, per Gaussian."""
         return -2.0 * np.sum(np.log(np.diagonal(self.factor, axis1=-2, axis2=-1)), axis=-1)
 
-    def _solve(self, right: np.ndarray) -> np.ndarray:
-        """C⁻¹ right."""
+    def _solve(self, right: np.ndarray, transposed: bool = False) -> np.ndarray:
+        """C⁻¹ right, or C⁻ᵀ right; right (…, p, m) with the batch axes of the factor in front."""
         from scipy.linalg import solve_triangular
 
         factors, rights = self.factor.reshape(-1, self.size, self.size), right.reshape(-1, *right.shape[-2:])
-        solved = [solve_triangular(c, r, lower=True) for c, r in zip(factors, rights, strict=True)]
+        solved = [solve_triangular(c, r, lower=True, trans=1 if transposed else 0) for c, r in zip(factors, rights, strict=True)]
         return np.stack(solved).reshape(right.shape)

@@ -35,7 +35,12 @@ class Method(abc.ABC):
         for name in kwargs:
             if name not in known:
                 raise MethodError(
-                    message(f"{cls.__name__} has no hyper-parameter of this name.", repr(name) + nearest(name, known), f"one of {known}", "check the spelling")
+                    message(
+                        f"{cls.__name__} has no hyper-parameter of this name.",
+                        repr(name) + nearest(name, known),
+                        f"one of {known}",
+                        "check the spelling",
+                    )
                 )
         return super().__new__(cls)
 
@@ -51,4 +56,8 @@ def check_positive(method: Any, *names: str, whole: bool = False) -> None:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (number and value > 0 and (not whole or int(value) == value)):
             expected = "a whole number ≥ 1" if whole else "a number > 0"
-            raise MethodError(message(f"{type(method).__name__}.{name} cannot be used.", repr(value), expected, f"pass e.g. {name}={1 if whole else 0.01}"))
+            raise MethodError(
+                message(
+                    f"{type(method).__name__}.{name} cannot be used.", repr(value), expected, f"pass e.g. {name}={1 if whole else 0.01}"
+                )
+            )

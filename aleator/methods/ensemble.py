@@ -36,13 +36,17 @@ class Ensemble(Method):
         search="independent restarts of the base method",
         cost="num_members times the base, about half of that in time on two cores",
         needs="a base method that runs once",
-        references=("Lakshminarayanan, Pritzel and Blundell, Simple and scalable predictive uncertainty estimation using deep ensembles, 2017",),
+        references=(
+            "Lakshminarayanan, Pritzel and Blundell, Simple and scalable predictive uncertainty estimation using deep ensembles, 2017",
+        ),
     )
 
     def __post_init__(self) -> None:
         check_positive(self, "num_members", whole=True)
         if not isinstance(self.base, Method):
-            raise MethodError(message("An ensemble needs a method to repeat.", repr(self.base), "a method such as al.MAP()", "pass Ensemble(al.MAP(), 5)"))
+            raise MethodError(
+                message("An ensemble needs a method to repeat.", repr(self.base), "a method such as al.MAP()", "pass Ensemble(al.MAP(), 5)")
+            )
 
     @property
     def holdout(self) -> float:  # type: ignore[override]
@@ -51,7 +55,14 @@ class Ensemble(Method):
     def build(self, target: Any) -> Algorithm:
         inner = self.base.build(target)
         if inner.members is not None:
-            raise MethodError(message("The base already runs several members.", repr(self.base), "a method that runs once", "raise its own number of members or chains"))
+            raise MethodError(
+                message(
+                    "The base already runs several members.",
+                    repr(self.base),
+                    "a method that runs once",
+                    "raise its own number of members or chains",
+                )
+            )
 
         def finish(key: Key, states: Any, kept: Any) -> Posterior:
             keys = jax.random.split(key, self.num_members)

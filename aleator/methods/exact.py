@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aleator import _tree
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Key
 from aleator.data import Batch
@@ -48,8 +49,8 @@ def step(key: Key, state: State, batch: Batch, model: LinearModel) -> tuple[Stat
     """Add one batch. Padding has weight 0 and its features are blanked: 0·∞ must not enter a sum."""
     real = batch.index >= 0
     weight = real * (1.0 if batch.weight is None else batch.weight)
-    phi = jnp.where(real[:, None], model.features(batch.x), 0.0)
-    y = jnp.where(real[:, None], batch.y, 0.0)
+    phi = jnp.where(real[:, None], model.features(_tree.as_float64(batch.x)), 0.0)
+    y = jnp.where(real[:, None], _tree.as_float64(batch.y), 0.0)
     weighted = weight[:, None] * phi
     state = State(state.gram + weighted.T @ phi, state.cross + y.T @ weighted, state.square + weight @ y**2, state.mass + jnp.sum(weight))
     return state, Info(state.mass)
@@ -108,7 +109,9 @@ def _check(model: Any, temperature: float) -> float | InverseGamma:
         wrong = f"temperature {temperature}"
     else:
         return noise
-    raise MethodError(message("Exact has no closed form for this.", wrong, Exact.card.needs, "change the model, or use al.MAP() or al.Ensemble()"))
+    raise MethodError(
+        message("Exact has no closed form for this.", wrong, Exact.card.needs, "change the model, or use al.MAP() or al.Ensemble()")
+    )
 
 
 def _posterior(stats: State, model: LinearModel, noise: float | InverseGamma) -> LinearGaussian:

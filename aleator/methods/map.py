@@ -18,7 +18,6 @@ from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
 from aleator.posterior import Point
 
-
 FLAT_SIZE = 100_000  # up to this many parameters one flat vector is faster: few fused updates instead of several per leaf
 
 
@@ -56,7 +55,9 @@ def init(key: Key, start: Tree, optimizer: Any, early: bool) -> State:
     return State(start, optimizer.init(start), best)
 
 
-def step(key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, packing: Packing, adversarial: float) -> tuple[State, Info]:
+def step(
+    key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, packing: Packing, adversarial: float
+) -> tuple[State, Info]:
     """θ ← θ − update(∇[−log joint / N]): the prior's weight decay is scaled by N because the log joint is."""
     import optax
 
@@ -83,7 +84,11 @@ def check(state: State, held: Batch, target: Any, packing: Packing) -> State:
     score = held.weighted_sum(target.log_likelihood(packing.unpack(state.params), held)) / held.size
     better = score > state.best.score
     keep = lambda new, old: jnp.where(better, new, old)  # noqa: E731
-    best = Best(jax.tree.map(keep, state.params, state.best.params), keep(score, state.best.score), jnp.where(better, 0, state.best.checks_since + 1))
+    best = Best(
+        jax.tree.map(keep, state.params, state.best.params),
+        keep(score, state.best.score),
+        jnp.where(better, 0, state.best.checks_since + 1),
+    )
     return state._replace(best=best)
 
 
@@ -125,14 +130,18 @@ class MAP(Method):
         check_positive(self, "learning_rate", "clip")
         if not 0.0 <= self.holdout < 1.0 or self.adversarial < 0.0:
             got = f"holdout={self.holdout}, adversarial={self.adversarial}"
-            raise MethodError(message("MAP cannot use these fractions.", got, "0 ≤ holdout < 1 and adversarial ≥ 0", "pass e.g. holdout=0.1"))
+            raise MethodError(
+                message("MAP cannot use these fractions.", got, "0 ≤ holdout < 1 and adversarial ≥ 0", "pass e.g. holdout=0.1")
+            )
         _schedule(self)
         _optimizer(self)
 
     def build(self, target: Any) -> Algorithm:
         optimizer, early = _optimizer(self), self.holdout > 0
         if early and target.model is None:
-            raise MethodError(message("A bare log density has no data to hold out.", f"holdout={self.holdout}", "holdout=0", "drop holdout"))
+            raise MethodError(
+                message("A bare log density has no data to hold out.", f"holdout={self.holdout}", "holdout=0", "drop holdout")
+            )
         packing = _packing(target)
 
         def position(state: State) -> Tree:
@@ -190,7 +199,9 @@ def _schedule(method: MAP) -> float | Callable:
     }
     if method.schedule not in made:
         got = repr(method.schedule) + nearest(str(method.schedule), made)
-        raise MethodError(message("Unknown schedule.", got, f"one of {sorted(made)}", "choose one, or pass an optimizer with its own schedule"))
+        raise MethodError(
+            message("Unknown schedule.", got, f"one of {sorted(made)}", "choose one, or pass an optimizer with its own schedule")
+        )
     return made[method.schedule]()
 
 
@@ -202,7 +213,11 @@ def _optimizer(method: MAP) -> Any:
         factory = getattr(optax, choice, None)
         if not callable(factory) or choice.startswith("_"):
             names = ("adam", "adabelief", "adagrad", "lamb", "lbfgs", "lion", "nadam", "novograd", "radam", "rmsprop", "sgd", "yogi")
-            raise MethodError(message("Unknown optimiser.", repr(choice) + nearest(choice, names), f"an optax optimiser such as {names}", "check the spelling"))
+            raise MethodError(
+                message(
+                    "Unknown optimiser.", repr(choice) + nearest(choice, names), f"an optax optimiser such as {names}", "check the spelling"
+                )
+            )
         # L-BFGS finds its own step by line search; a learning rate would only spoil it.
         made = optax.lbfgs() if choice == "lbfgs" else factory(rate)
     elif isinstance(choice, optax.GradientTransformation):
@@ -210,6 +225,10 @@ def _optimizer(method: MAP) -> Any:
     elif callable(choice):
         made = choice(rate)
     else:
-        raise MethodError(message("Unknown optimiser.", repr(choice), "a name, a function of the learning rate, or an optax optimiser", "pass e.g. 'adam'"))
+        raise MethodError(
+            message(
+                "Unknown optimiser.", repr(choice), "a name, a function of the learning rate, or an optax optimiser", "pass e.g. 'adam'"
+            )
+        )
     parts = [made] if method.clip is None else [optax.clip_by_global_norm(method.clip), made]
     return optax.with_extra_args_support(optax.chain(*parts) if len(parts) > 1 else made)

@@ -1,6 +1,7 @@
 """Networks: adapters at the border, built-in ones as plain functions on plain trees."""
 
 from aleator.networks._network import Network, UserNetwork, as_network
+from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
 
-__all__ = ["MLP", "Network", "Shallow", "UserNetwork", "as_network"]
+__all__ = ["MLP", "VGG", "LeNet5", "LeNet5Caffe", "Network", "ResNet", "Shallow", "UserNetwork", "as_network"]

@@ -45,5 +45,11 @@ def from_equinox(module: Any, init: Callable[[Key], Any] | None = None) -> UserN
 
     make = None if init is None else lambda key: eqx.filter(init(key), eqx.is_inexact_array)
     return UserNetwork(
-        "equinox", apply, check_params(params, "Equinox"), "first", make, lambda params: eqx.combine(params, static), stochastic and takes_key
+        "equinox",
+        apply,
+        check_params(params, "Equinox"),
+        "first",
+        make,
+        lambda params: eqx.combine(params, static),
+        stochastic and takes_key,
     )

@@ -65,7 +65,9 @@ def as_network(obj: Any, init: Callable[[Key], Any] | None = None) -> Any:
     their members apart. Mutable state such as batch statistics is frozen where the module itself is in evaluation mode, and
     refused otherwise.
     """
-    if isinstance(obj, UserNetwork) or (dataclasses.is_dataclass(obj) and isinstance(obj, Network) and type(obj).__module__.startswith("aleator.")):
+    if isinstance(obj, UserNetwork) or (
+        dataclasses.is_dataclass(obj) and isinstance(obj, Network) and type(obj).__module__.startswith("aleator.")
+    ):
         return obj
     if isinstance(obj, tuple) and len(obj) == 2 and callable(obj[0]):
         from aleator.networks._function import from_function
@@ -83,19 +85,36 @@ def as_network(obj: Any, init: Callable[[Key], Any] | None = None) -> Any:
     if isinstance(obj, Network) and not isinstance(obj, type):
         return obj
     raise ModelError(
-        message("This is not a network.", type(obj).__name__, "an aleator network, an Equinox or NNX module, or (function, params)", "pass e.g. al.networks.MLP(...) or (apply, params)")
+        message(
+            "This is not a network.",
+            type(obj).__name__,
+            "an aleator network, an Equinox or NNX module, or (function, params)",
+            "pass e.g. al.networks.MLP(...) or (apply, params)",
+        )
     )
 
 
 def check_params(params: Tree, framework: str) -> Tree:
     """Refuse parameter trees that cannot be inferred: empty, or with leaves that are not floating-point arrays."""
     if not jax.tree.leaves(params):
-        raise ModelError(message(f"The {framework} network has no parameters.", "0 arrays", "at least one floating-point array", "check which arrays are trainable"))
+        raise ModelError(
+            message(
+                f"The {framework} network has no parameters.",
+                "0 arrays",
+                "at least one floating-point array",
+                "check which arrays are trainable",
+            )
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray)) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             what = getattr(leaf, "dtype", type(leaf).__name__)
             raise ModelError(
-                message(f"Parameter {_tree.path_str(path)} cannot be inferred.", what, "a floating-point array", "keep constants and integers out of the parameter tree")
+                message(
+                    f"Parameter {_tree.path_str(path)} cannot be inferred.",
+                    what,
+                    "a floating-point array",
+                    "keep constants and integers out of the parameter tree",
+                )
             )
     return jax.tree.map(jnp.asarray, params)
 
@@ -127,7 +146,11 @@ def activation(name: str) -> Callable[[Array], Array]:
     if name not in ACTIVATIONS:
         from aleator._errors import nearest
 
-        raise ModelError(message("Unknown activation.", repr(name) + nearest(str(name), ACTIVATIONS), f"one of {sorted(ACTIVATIONS)}", "choose one of them"))
+        raise ModelError(
+            message(
+                "Unknown activation.", repr(name) + nearest(str(name), ACTIVATIONS), f"one of {sorted(ACTIVATIONS)}", "choose one of them"
+            )
+        )
     return ACTIVATIONS[name]
 
 
@@ -135,5 +158,9 @@ def check_input(name: str, x: Any, shape: tuple[int, ...]) -> None:
     """Refuse a batch whose rows do not have the shape the network was built for."""
     if tuple(x.shape[1:]) != tuple(shape) or x.ndim != len(shape) + 1:
         expected = "(n, " + ", ".join(map(str, shape)) + ")"
-        hint = "pass x[:, None] for one input" if x.ndim == 1 and shape == (1,) else "check the number of features, or rebuild the network with the right size"
+        hint = (
+            "pass x[:, None] for one input"
+            if x.ndim == 1 and shape == (1,)
+            else "check the number of features, or rebuild the network with the right size"
+        )
         raise ModelError(message(f"{name} cannot take this x.", f"shape {tuple(x.shape)}", expected, hint))

@@ -1,0 +1,179 @@
+"""Scores of predictions against targets: each a mean over rows with its standard error, and paired differences of two.
+
+Every score keeps its contribution of each row, whose mean is the value; comparing two models on the same rows is then a paired test.
+Several target columns are averaged (the log score is joint over them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aleator._errors import DataError, ModelError, message
+from aleator.predictive import PredictiveViews, integration_rule
+
+
+class Score(NamedTuple):
+    """value = mean of `rows`; stderr = std(rows)/√n (NaN for one row); unit of the value; `rows` (n,) the contribution of each row."""
+
+    value: float
+    stderr: float
+    name: str
+    higher_is_better: bool
+    unit: str
+    rows: np.ndarray
+
+
+def log_score(predictive: PredictiveViews, y: Any) -> Score:
+    """Mean log predictive density (1/n) Σ log p(yᵢ | xᵢ), in nats per row and in the data's own units."""
+    return _score(predictive.log_prob(y), "log score", True, "nats")
+
+
+def rmse(predictive: PredictiveViews, y: Any) -> Score:
+    """Root mean squared error of the predictive mean.
+
+    Rows are linearised, rmse + (eᵢ² − mse)/(2 rmse): their mean is the rmse and their spread gives its standard error (delta method).
+    """
+    squared = np.mean(_errors(predictive, y, "rmse") ** 2, axis=1)
+    value = np.sqrt(np.mean(squared))
+    return _score(value + (squared - value**2) / (2 * value) if value > 0 else squared, "rmse", False, "units of y")
+
+
+def mae(predictive: PredictiveViews, y: Any) -> Score:
+    """Mean absolute error of the predictive median, the point that minimises it."""
+    _numeric(predictive, "mae")
+    median = predictive.quantile(0.5).reshape(predictive.num_rows, -1)
+    return _score(np.mean(np.abs(median - predictive.encode(y)), axis=1), "mae", False, "units of y")
+
+
+def accuracy(predictive: PredictiveViews, y: Any) -> Score:
+    """Share of rows whose most probable class is the right one; with several binary columns, share of right entries."""
+    probs, numbers = _classes(predictive, y, "accuracy")
+    return _score(np.mean(np.argmax(probs, axis=-1) == numbers, axis=1), "accuracy", True, "share")
+
+
+def brier(predictive: PredictiveViews, y: Any) -> Score:
+    """Brier's score Σ_c (p_c − 1{y = c})² over classes, 0 to 2; for binary targets (p − y)², 0 to 1."""
+    probs, numbers = _classes(predictive, y, "brier")
+    squared = np.sum((probs - (numbers[..., None] == np.arange(probs.shape[-1]))) ** 2, axis=-1)
+    return _score(np.mean(squared, axis=1) * (0.5 if predictive.support == "binary" else 1.0), "brier", False, "squared probability")
+
+
+def crps(predictive: PredictiveViews, y: Any) -> Score:
+    """Continuous ranked probability score ∫ (F(t) − 1{y ≤ t})² dt, the sum over whole t for counts; in the units of y.
+
+    Mixtures of Gaussians in closed form (Grimit et al. 2006): Σ w_s A(y − μ_s, σ_s²) − ½ ΣΣ w_s w_r A(μ_s − μ_r, σ_s² + σ_r²) with
+    A(m, v) = 2√v φ(m/√v) + m (2Φ(m/√v) − 1). Everything else by integrating the exact cdf on both sides of y.
+
+    >>> from aleator.likelihoods import Gaussian
+    >>> from aleator.predictive import Outputs, Predictive
+    >>> standard = Predictive(Outputs(draws=np.zeros((1, 1, 1)), extra={"scale": np.ones(1)}), Gaussian(1.0), squeeze=True)
+    >>> round(crps(standard, [0.0]).value, 6)
+    0.233695
+    """
+    _numeric(predictive, "crps")
+    values = predictive.encode(y).astype(float)
+    return _score(np.mean(predictive._by_rows(_crps, values, many=64, panels=64), axis=1), "crps", False, "units of y")
+
+
+def coverage(predictive: PredictiveViews, y: Any, level: float = 0.9) -> Score:
+    """Share of targets inside the central interval of probability `level`; calibrated predictions give `level`."""
+    lower, upper, values = _interval(predictive, y, level, "coverage")
+    return _score(np.mean((values >= lower) & (values <= upper), axis=1), f"coverage {level:g}", True, "share")
+
+
+def interval_score(predictive: PredictiveViews, y: Any, level: float = 0.9) -> Score:
+    """Winkler's score of the central interval [l, u], α = 1 − level: (u − l) + (2/α) (l − y)₊ + (2/α) (y − u)₊."""
+    lower, upper, values = _interval(predictive, y, level, "interval_score")
+    missed = np.maximum(lower - values, 0) + np.maximum(values - upper, 0)
+    return _score(np.mean(upper - lower + 2 / (1 - level) * missed, axis=1), f"interval score {level:g}", False, "units of y")
+
+
+def paired(first: Score, second: Score) -> Score:
+    """first − second on the same rows; the standard error is that of the per-row differences, so shared difficulty cancels."""
+    if first.name != second.name or first.rows.shape != second.rows.shape:
+        got = f"{first.name} on {len(first.rows)} rows, {second.name} on {len(second.rows)} rows"
+        raise DataError(message("These scores cannot be paired.", got, "the same score on the same rows", "score both on the same data"))
+    return _score(first.rows - second.rows, first.name, first.higher_is_better, first.unit)
+
+
+CRITERIA: dict[str, Callable[..., Score]] = {
+    function.__name__: function for function in (log_score, rmse, mae, accuracy, brier, crps, coverage, interval_score)
+}
+
+
+def _score(rows: np.ndarray, name: str, higher_is_better: bool, unit: str) -> Score:
+    rows = np.asarray(rows, float)
+    stderr = float(np.std(rows, ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else float("nan")
+    return Score(float(np.mean(rows)), stderr, name, higher_is_better, unit, rows)
+
+
+def _numeric(predictive: PredictiveViews, name: str) -> None:
+    if predictive.support not in ("real", "count"):
+        got = f"{predictive.support} targets"
+        raise ModelError(message(f"{name} needs numeric targets.", got, "real or count targets", "use log_score, accuracy or brier"))
+
+
+def _errors(predictive: PredictiveViews, y: Any, name: str) -> np.ndarray:
+    _numeric(predictive, name)
+    return predictive.mean.reshape(predictive.num_rows, -1) - predictive.encode(y)
+
+
+def _classes(predictive: PredictiveViews, y: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities (rows, columns, classes) and class numbers (rows, columns)."""
+    if predictive.support not in ("label", "binary"):
+        got = f"{predictive.support} targets"
+        raise ModelError(message(f"{name} needs class targets.", got, "Bernoulli or Categorical", "use log_score, rmse or crps"))
+    probs, numbers = predictive.probs, predictive.encode(y)
+    return (probs[:, None] if probs.ndim == 2 else probs), (numbers[:, None] if numbers.ndim == 1 else numbers)
+
+
+def _interval(predictive: PredictiveViews, y: Any, level: float, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    _numeric(predictive, name)
+    lower, upper = (end.reshape(predictive.num_rows, -1) for end in predictive.interval(level))
+    return lower, upper, predictive.encode(y)
+
+
+def _spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """E|X| for X ~ N(mean, variance)."""
+    from scipy.special import ndtr
+
+    std = np.sqrt(variance)
+    z = mean / std
+    return 2 * std * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) + mean * (2 * ndtr(z) - 1)
+
+
+def _crps(part: PredictiveViews, y: np.ndarray) -> np.ndarray:
+    """(rows, k)."""
+    components = part.gaussian_components()
+    if components is not None:
+        weights, means, stds = components
+        shape = weights[:, None, None]
+        away = np.sum(shape * _spread(y - means, stds**2), axis=0)
+        # One component against all others at a time keeps memory at draws × rows.
+        within = sum(w * np.sum(shape * _spread(m - means, s**2 + stds**2), axis=0) for w, m, s in zip(weights, means, stds, strict=True))
+        return away - 0.5 * within
+    if part.support == "count":
+        exact = _crps_counts(part, y)
+        if exact is not None:
+            return exact
+    nodes, rule = integration_rule(part, 64, split=y)
+    below = part._cdf(nodes)
+    if part.support == "count":
+        # Nodes of wide panels lie between whole numbers, where the cdf is flat: join its steps by lines.
+        below = below + (nodes - np.floor(nodes)) * (part._cdf(np.ceil(nodes)) - below)
+    # Beyond y the indicator is 1; for counts the node at y itself counts as beyond.
+    return np.sum(rule * np.where(nodes >= y, 1 - below, below) ** 2, axis=0)
+
+
+def _crps_counts(part: PredictiveViews, y: np.ndarray) -> np.ndarray | None:
+    """Σ_t (F(t) − 1{y ≤ t})² term by term from the probabilities, much cheaper than cdfs; None when the counts are too many for that."""
+    mean, aleatoric, epistemic = part._moments()
+    top = np.max(np.maximum(y, mean + 40 * np.sqrt(aleatoric + epistemic))) + 1
+    if not top < 2048:
+        return None
+    t = np.arange(np.ceil(top / 64) * 64).reshape(-1, 1, 1)  # whole blocks, so that few lengths are compiled
+    cumulated = np.cumsum(np.exp(part._log_columns(np.broadcast_to(t, (len(t), *y.shape)).copy())), axis=0)
+    return np.sum((cumulated - (t >= y)) ** 2, axis=0) if np.all(np.abs(cumulated[-1] - 1) < 1e-9) else None

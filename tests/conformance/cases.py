@@ -1,0 +1,133 @@
+"""The table the conformance suite is generated from. A new method, likelihood, network or prior joins by one row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import aleator as al
+
+N, D = 40, 3
+
+
+def regression(k: int | None = None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """y of shape (N,) for k=None, (N, k) otherwise; float64 values that float32 holds exactly."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(N, D)).astype(np.float32)
+    w = rng.normal(size=(D, k or 1))
+    y = (x @ w + 0.3 * rng.normal(size=(N, k or 1))).astype(np.float32)
+    return x, y[:, 0] if k is None else y
+
+
+def linear_model(noise: float = 0.3) -> al.LinearModel:
+    return al.LinearModel(al.features.Identity(), al.Gaussian(noise), al.Normal(1.0))
+
+
+def network_model() -> al.BNN:
+    return al.BNN(al.networks.MLP(D, (8,), 1, activation="tanh"), al.Gaussian(), al.Normal(1.0))
+
+
+# One row per method: small settings, and the reference models it can take.
+STEPS = 60
+METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "exact": (al.Exact(), ("linear",)),
+    "map": (al.MAP(num_steps=STEPS, batch_size=8), ("linear", "network")),
+    "ensemble": (al.Ensemble(al.MAP(num_steps=STEPS, batch_size=8), 3), ("linear", "network")),
+}
+MODELS = {"linear": linear_model, "network": network_model}
+METHOD_CASES = [(name, model) for name, (_, models) in METHODS.items() for model in models]
+
+REFERENCE_METHODS = {"map": METHODS["map"][0], "ensemble": METHODS["ensemble"][0]}
+
+
+def _labels(classes: int) -> np.ndarray:
+    return np.arange(N) % classes
+
+
+@dataclasses.dataclass(frozen=True)
+class LikelihoodCase:
+    likelihood: Any
+    out_size: int
+    y: Any
+
+
+_x, _real = regression()
+_counts = np.random.default_rng(1).poisson(2.0, N)
+LIKELIHOODS = {
+    "gaussian, learned": LikelihoodCase(al.Gaussian(), 1, _real),
+    "gaussian, fixed": LikelihoodCase(al.Gaussian(0.5), 1, _real),
+    "gaussian, two targets": LikelihoodCase(al.Gaussian(), 2, regression(2)[1]),
+    "heteroscedastic": LikelihoodCase(al.HeteroscedasticGaussian(), 2, _real),
+    "heteroscedastic, two targets": LikelihoodCase(al.HeteroscedasticGaussian(), 4, regression(2)[1]),
+    "student t": LikelihoodCase(al.StudentT(), 1, _real),
+    "bernoulli": LikelihoodCase(al.Bernoulli(), 1, _labels(2)),
+    "categorical": LikelihoodCase(al.Categorical(4), 4, _labels(4)),
+    "categorical, 20 classes": LikelihoodCase(al.Categorical(20), 20, _labels(20)),
+    "poisson": LikelihoodCase(al.Poisson(), 1, _counts),
+    "negative binomial": LikelihoodCase(al.NegativeBinomial(), 1, _counts),
+}
+
+
+def _equinox() -> Any:
+    import equinox as eqx
+
+    return eqx.nn.MLP(D, 1, 8, 1, key=jax.random.key(0))
+
+
+def _nnx() -> Any:
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.first, self.second = nnx.Linear(D, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.second(jnp.tanh(self.first(x)))
+
+    return Net(nnx.Rngs(0))
+
+
+def _function() -> Any:
+    params = {"w": jax.random.normal(jax.random.key(0), (D, 8)), "v": jax.random.normal(jax.random.key(1), (8, 1))}
+    return lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params
+
+
+def _images(size: int, channels: int) -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(N, size, size, channels)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkCase:
+    """make: → the network; x: its inputs; its one output is fitted to the regression target, `classes` outputs to labels."""
+
+    make: Any
+    x: Any
+    classes: int | None = None
+
+
+NETWORKS = {
+    "mlp": NetworkCase(lambda: al.networks.MLP(D, (8, 8), 1), _x),
+    "shallow": NetworkCase(lambda: al.networks.Shallow(D, 5), _x),
+    "equinox": NetworkCase(_equinox, _x),
+    "nnx": NetworkCase(_nnx, _x),
+    "function": NetworkCase(_function, _x),
+    "lenet5": NetworkCase(lambda: al.networks.LeNet5(out_size=3), _images(28, 1), 3),
+    "lenet5 caffe": NetworkCase(lambda: al.networks.LeNet5Caffe(out_size=3), _images(28, 1), 3),
+    "vgg": NetworkCase(lambda: al.networks.VGG((8, 8, 3), 3, widths=((4,), (8,)), dense=(8,), norm="group"), _images(8, 3), 3),
+    "resnet": NetworkCase(lambda: al.networks.ResNet((8, 8, 3), 3, depth=8, width=4, norm="frn"), _images(8, 3), 3),
+}
+
+PRIORS = {
+    "normal": al.Normal(1.0),
+    "normal, per layer": al.Normal({"layer0": 1.0, "*": 0.5}),
+    "normal, fan-in": al.Normal(1.0, scaling="fan_in"),
+    "laplace": al.priors.Laplace(1.0),
+    "student t": al.priors.StudentT(3.0),
+    "hierarchical, layers": al.priors.Hierarchical(al.HalfCauchy(1.0)),
+    "hierarchical, global": al.priors.Hierarchical(per="global", scaling="fan_in"),
+    "hierarchical, centred": al.priors.Hierarchical(al.LogNormal(0.0, 0.3), per="leaf", centred=True),
+}

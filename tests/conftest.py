@@ -1,0 +1,40 @@
+"""The climate of the tests. Warnings are errors (pyproject.toml); random keys may be used once.
+
+Implicit rank promotion stays allowed: a bias added to a batch, `(n, k) + (k,)`, is how layers and distributions are written here and in
+the libraries below. That targets of shape (N,) and (N, 1) cannot broadcast is tested where it matters, at the door.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything draws: no window may be asked for, here or in a process that a test starts.
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax
+import pytest
+
+STATISTICAL = Path(__file__).parent / "statistical"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in tests/statistical is `long`, without having to say so in every file."""
+    for item in items:
+        if STATISTICAL in item.path.parents:
+            item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(autouse=True)
+def _keys_are_used_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX's checker raises `KeyReuseError` when a typed key is consumed twice, on the host or inside compiled code.
+
+    A test that repeats a run to compare the two passes int seeds, or `jax.random.clone(key)`, or is marked `reuses_keys`.
+    """
+    before = jax.config.jax_debug_key_reuse
+    jax.config.update("jax_debug_key_reuse", request.node.get_closest_marker("reuses_keys") is None)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_debug_key_reuse", before)
