@@ -197,7 +197,7 @@ def as_numbers(series: pd.Series) -> np.ndarray:
         values = [plain(v) for v in present.to_numpy(dtype=object)]
         raise _wrong_type(series.name, next((v for v in values if not _is_number(v)), values[0]), "numbers")
     result = np.full(len(series), np.nan)
-    result[~absent] = present.to_numpy(dtype=object).astype(np.float64) if present.dtype == object else present.to_numpy(np.float64)
+    result[~absent] = present.to_numpy(np.float64)
     infinite = np.flatnonzero(np.isinf(result))
     if len(infinite):
         got = f"{result[infinite[0]]} in row {series.index[infinite[0]] + 1} (counting from 1)"

@@ -28,9 +28,14 @@ class StoreError(AleatorError):
 
 
 class NonFiniteError(AleatorError):
-    """A computation left the finite numbers. `fit` holds the last good state, where there is one."""
+    """A computation left the finite numbers. `fit` holds the last good state, where there is one.
+
+    result and at_start are the driver's: what it had, and whether the very first step failed.
+    """
 
     fit: Any = None
+    result: Any = None
+    at_start: bool = False
 
 
 class HealthWarning(UserWarning):

@@ -196,8 +196,8 @@ def _fit(
     try:
         result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert)
     except NonFiniteError as error:
-        partial = error.result  # type: ignore[attr-defined]
-        if partial.steps == 0:
+        partial = error.result
+        if error.at_start:
             raise NonFiniteError(
                 diagnostics.explain_start(target, starts if algorithm.members is None else _tree.take(starts, 0), data)
             ) from error

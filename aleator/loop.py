@@ -243,11 +243,7 @@ class _Job:
         count = min(self.count, capacity, total - self.step)
         if self.algorithm.check is not None and self.held[0] is not None:
             count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
-        feeds = [feed.chunk(group, self.step, count, capacity) for group in self.groups]
-        feeds = [
-            part if (self.stacked and len(group) > 1) or feed.kind == "stream" else _squeeze(part, self.stacked)
-            for part, group in zip(feeds, self.groups, strict=True)
-        ]
+        feeds = self._feeds(feed, count, capacity)
         if self.driver == "auto":
             self.driver = self._choose_driver(feed.kind, feeds, count, capacity)
         clock = time.perf_counter()
@@ -262,6 +258,14 @@ class _Job:
         elif elapsed < CHUNK_SECONDS:
             self.count = MAX_CHUNK
         self._check_held()
+
+    def _feeds(self, feed: Any, count: int, capacity: int) -> list[Any]:
+        """Each group's batches. A stream is read once and shared; row numbers are each member's own."""
+        if feed.kind == "stream":
+            return [feed.chunk(self.members, self.step, count, capacity)] * len(self.groups)
+        parts = [feed.chunk(group, self.step, count, capacity) for group in self.groups]
+        alone = [self.stacked and len(group) == 1 and part is not None for part, group in zip(parts, self.groups, strict=True)]
+        return [part[0] if single else part for part, single in zip(parts, alone, strict=True)]
 
     def _capacity(self, feed: Any, total: int) -> int:
         kept = 0
@@ -325,17 +329,18 @@ class _Job:
             self.states = [state for state, _, _ in self._call(kind, feeds, at - 1, capacity, self.driver)]
         else:
             self.states = self.previous
+        number, at_start = self.total_steps + at, self.total_steps + at == 0
         self.total_steps += max(at - 1, 0)
         where = f"parameter {path}" if path else f"{self.algorithm.watch} (all parameters are finite)"
         error = NonFiniteError(
             message(
-                f"Step {self.total_steps + (1 if at else 0)} left the finite numbers.",
+                f"Step {number} left the finite numbers.",
                 where,
                 "finite values",
                 "lower learning_rate or step_size, standardise x and y, or use float64; the last good state is in error.fit",
             )
         )
-        error.result = self.result()  # type: ignore[attr-defined]
+        error.result, error.at_start = self.result(), at_start
         raise error
 
     def _record(self, infos: list[Any], kept: list[Any], count: int, total: int) -> None:
@@ -434,10 +439,6 @@ def _groups(members: range, parallel: str, size: int) -> list[range]:
     alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER or len(members) % cores
     each = 1 if alone else len(members) // cores
     return [range(first, first + each) for first in range(0, len(members), each)]
-
-
-def _squeeze(part: Any, stacked: bool) -> Any:
-    return jax.tree.map(lambda leaf: leaf[0], part) if stacked and part is not None else part
 
 
 @functools.lru_cache(maxsize=256)

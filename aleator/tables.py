@@ -75,7 +75,7 @@ def read_table(path: str | os.PathLike[str], text: Iterable[str] = ()) -> pd.Dat
 def _read_text(path: Path, delimiter: str, text: Iterable[str]) -> pd.DataFrame:
     import pandas as pd
 
-    options: dict[str, Any] = {"sep": delimiter, "encoding": "utf-8-sig", "skipinitialspace": True}
+    options: dict[str, Any] = {"sep": delimiter, "encoding": "utf-8", "skipinitialspace": True}
     # pandas would rename a second column 'a' to 'a.1' without a word: the header is read by itself first.
     header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options).iloc[0].tolist()
     _check_names(header, path.name)
@@ -308,7 +308,7 @@ def _learn_target(series: pd.Series, task: str, had_missing: bool) -> dict[str, 
                 message(f"The target {name!r} is not a number.", repr(plain(series.iloc[0])), "numbers", "leave out task='regression'")
             )
         loc, scale = spread(as_numbers(series))
-        if scale == 0 or series.nunique() == 1:  # the mean of equal numbers may be off by rounding
+        if scale == 0:
             got = f"{plain(series.iloc[0])!r} in all {len(series)} rows"
             raise DataError(message(f"The target {name!r} is constant.", got, "values that differ", "choose another target"))
         return {"y_loc": loc, "y_scale": scale}

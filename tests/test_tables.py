@@ -259,6 +259,9 @@ def test_levels_of_different_types_stay_apart():
     preprocessor, _ = column(pd.Categorical([3, 1, 2, 1]))
     assert preprocessor.columns[0].levels == (1, 2, 3)
     assert preprocessor.transform(pd.DataFrame({"v": [2]}))[0].tolist() == [[0, 1, 0]]
+    x, notes = preprocessor.transform(pd.DataFrame({"v": [True]}))  # to Python True is 1, to a table it is not
+    assert x.sum() == 0
+    assert "unseen in training: True (1)" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def fit(
     """Fit every candidate and keep the one with the highest evidence; the preprocessor travels with it."""
     if len(candidates) > 1:
         run = {name: value for name, value in run.items() if name not in ("checkpoint", "checkpoint_every", "resume")}
-    keys_of_fits = [key] if len(candidates) == 1 else _random.split(key, len(candidates))
+    keys_of_fits = [key] if len(candidates) == 1 else _random.split(_random.as_key(key), len(candidates))
     fits = [al.fit(key_fit, model, (x, y), chosen, **run) for key_fit, model in zip(keys_of_fits, candidates, strict=True)]
     best = fits[0] if len(fits) == 1 else max(fits, key=lambda one: one.log_evidence.value)  # type: ignore[union-attr]
     return dataclasses.replace(best, preprocessor=preprocessor)

@@ -67,7 +67,7 @@ def _make(cls: type[Method], pairs: Mapping[str, str], defaults: Mapping[type, M
             owner = next((name for name, base in bases.items() if key in _names(base)), None)
             if owner is None:
                 everything = fields + [f"{name}.{field}" for name, base in bases.items() for field in _names(base)]
-                close = nearest(key, everything) or nearest(key, [entry.split(".")[-1] for entry in everything])
+                close = nearest(key, [entry.split(".")[-1] for entry in everything]) or nearest(key, everything)
                 raise MethodError(
                     message(
                         f"{cls.__name__} has no hyper-parameter of this name.",
@@ -80,6 +80,16 @@ def _make(cls: type[Method], pairs: Mapping[str, str], defaults: Mapping[type, M
     for name, base in bases.items():
         values[name] = _make(base, inner[name], defaults)
     return cls(**values)
+
+
+def that_fit(cls: type, settings: Sequence[str]) -> list[str]:
+    """Those of an ensemble's settings that its base has too, for running the base by itself.
+
+    >>> from aleator.methods import MAP
+    >>> that_fit(MAP, ["num_members=3", "base.num_steps=5", "clip=1"])
+    ['num_steps=5', 'clip=1']
+    """
+    return [plain for plain in (setting.removeprefix("base.") for setting in settings) if plain.partition("=")[0] in _names(cls)]
 
 
 def _names(cls: type) -> list[str]:

@@ -22,7 +22,7 @@ def command(
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")] = Path("demo_output"),
     folds: Annotated[int, typer.Option(min=2, max=50, help="Folds of the cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for the networks, e.g. num_steps=500.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value for the ensemble, and for MAP where it applies.")] = None,
     to_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """Fit bundled data with Exact, MAP and Ensemble; print a table; draw a picture."""
@@ -30,6 +30,7 @@ def command(
 
     began = time.perf_counter()
     screen = console(to_json)
+    _road.method("ensemble", settings or [], 1)  # a slip in the settings is reported before any work
     out.mkdir(parents=True, exist_ok=True)
     (out / ".gitignore").write_text("*\n")  # results of a run do not belong into a repository
     frame = diabetes_frame()
@@ -76,12 +77,12 @@ def diabetes_frame() -> Any:
 
 
 def fit_frame(frame: Any, name: str, key: Any, settings: list[str]) -> Any:
-    """One fit of a table by the command line's own defaults; settings are for the methods that have steps."""
-    from aleator.cli import _road
+    """One fit of a table by the command line's own defaults."""
+    from aleator.cli import _road, _settings
     from aleator.tables import Preprocessor
 
     preprocessor, x, y = Preprocessor.fit(frame, TARGET, "regression")
-    method = _road.method(name, [] if name == "exact" else settings, len(frame))
+    method = _road.method(name, settings if name == "ensemble" else _settings.that_fit(_settings.find(name), settings), len(frame))
     candidates = _road.models(method, "regression", x.shape[1], 0, (50,), None)
     return _road.fit(key, candidates, x, y, method, preprocessor, progress=False)
 

@@ -76,10 +76,10 @@ def command(
     candidates = _road.models(chosen, preprocessor.task, x.shape[1], len(preprocessor.labels), hidden_sizes(hidden), prior_scale)
     notes += list(preprocessor.notes)
     facts = inferred(preprocessor, table, len(x), 0 if held is None else len(held), x.shape[1])
-    print_inferred(screen, facts, notes)
     place = out.with_name(out.name + ".checkpoint") if checkpoint or resume else None
     run: dict[str, Any] = {"checkpoint": place, "checkpoint_every": CHECKPOINT_SECONDS, "resume": resume} if place else {}
     try:
+        print_inferred(screen, facts, notes)
         fit = _road.fit(key_fit, candidates, x, y, chosen, preprocessor, **run)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_to_continue(place)) from None

@@ -323,6 +323,16 @@ def _members(function: Callable[..., jax.Array], *, together: bool = False) -> C
     return apply
 
 
+def _parallel(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`function`, or all members of it at once: what accelerators want."""
+
+    def apply(left: Array, right: Array, *, geometry: Geometry) -> jax.Array:
+        mapped = functools.partial(function, geometry=geometry)
+        return mapped(left, right) if left.ndim == 4 else jax.vmap(mapped)(left, right)
+
+    return apply
+
+
 def _batch(
     primitive: Primitive,
     fold: Callable[..., tuple[jax.Array, int]],
@@ -409,7 +419,7 @@ for _primitive, _shape, _fold, _fast, _plain in (
     _primitive.def_impl(lambda left, right, *, geometry, _primitive=_primitive: _compiled(_primitive, geometry)(left, right))
     _primitive.def_abstract_eval(_shape)
     batching.primitive_batchers[_primitive] = functools.partial(_batch, _primitive, _fold)
-    mlir.register_lowering(_primitive, mlir.lower_fun(_members(_plain), multiple_results=False))
+    mlir.register_lowering(_primitive, mlir.lower_fun(_parallel(_plain), multiple_results=False))
     mlir.register_lowering(
         _primitive, mlir.lower_fun(_members(_fast, together=_primitive is kernel_p), multiple_results=False), platform="cpu"
     )
