@@ -106,8 +106,9 @@ class Standardiser:
     def fit(cls, x: Array) -> Standardiser:
         x = np.asarray(x, np.float64)
         loc, scale = x.mean(0), x.std(0)
-        # A constant column has a standard deviation of rounding size, not exactly zero.
-        scale = np.where(scale > 1e-10 * np.maximum(1.0, np.abs(loc)), scale, 1.0)
+        # A constant column's mean and standard deviation are off by rounding; its value itself is not.
+        constant = np.all(x == x[:1], axis=0)
+        loc, scale = np.where(constant, x[0], loc), np.where(constant, 1.0, scale)
         return cls(tuple(np.atleast_1d(loc).tolist()), tuple(np.atleast_1d(scale).tolist()))
 
     def apply(self, x: Array) -> np.ndarray:

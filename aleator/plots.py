@@ -134,29 +134,38 @@ def functions(key: KeyLike, fit: Any, x: Any, num_draws: int = 12) -> np.ndarray
 
 
 def evidence(comparison: Any, ax: Any = None) -> Any:
-    """Log evidence of each model of a Comparison relative to the best, in nats, with p(model | data) beside the bars."""
+    """Log evidence of each model of a Comparison relative to the best, in nats, with p(model | data) beside the bars.
+
+    A range of more than 30 nats is drawn on an axis that is linear to 1 nat and logarithmic beyond, so that close rivals stay visible.
+    """
     ax = axes(ax)
     gaps = np.asarray(comparison.log_evidence) - np.max(comparison.log_evidence)
     places = np.arange(len(gaps))
     best = None if comparison.posterior is None else int(np.argmax(comparison.posterior))
-    ax.barh(
-        places,
-        gaps,
-        xerr=comparison.stderr if np.any(comparison.stderr) else None,
-        color=[HIGHLIGHT if i == best else EPISTEMIC_FILL for i in places],
-    )
+    ax.barh(places, gaps, height=0.6, xerr=comparison.stderr if np.any(comparison.stderr) else None, color=EPISTEMIC_FILL)
+    if best is not None:
+        ax.plot(gaps[best], best, "o", color=HIGHLIGHT, markersize=9, clip_on=False, label="most probable")
     for place, gap in zip(places, gaps, strict=True):
-        chance = "" if comparison.posterior is None else f"   p = {comparison.posterior[place]:.3g}"
-        ax.annotate(f"{gap:.1f}{chance}", (0.0, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+        chance = "" if comparison.posterior is None else f"   {_chance(comparison.posterior[place])}"
+        style = {"color": HIGHLIGHT, "fontweight": "bold"} if place == best else {"color": MEAN}
+        ax.annotate(
+            f"{gap:.1f}{chance}", (1.0, place), (8, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=9, **style
+        )
+    if gaps.min() < -30.0:
+        ax.set_xscale("symlog", linthresh=1.0)
+        ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlim(right=max(0.0, float(np.max(gaps + comparison.stderr))))
     ax.set_yticks(places, [f"{name} ({kind})" for name, kind in zip(comparison.names, comparison.kinds, strict=True)])
     ax.invert_yaxis()
-    ax.margins(x=0.02)
-    ax.set_xlim(right=max(0.0, float(ax.get_xlim()[1])))
     ax.set_xlabel("log evidence, difference to the best (nats, higher is better)")
     if comparison.note:
         ax.set_title(comparison.note, fontsize=9, loc="left")
     _clean(ax)
     return ax
+
+
+def _chance(probability: float) -> str:
+    return f"p = {probability:.3f}" if probability >= 0.0005 else "p < 0.001"
 
 
 def save(figure: Any, path: str | os.PathLike, dpi: int = 130) -> Path:

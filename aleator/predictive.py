@@ -11,6 +11,7 @@ keep within a byte budget, and are returned as NumPy arrays in the data's own un
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import functools
 import warnings
@@ -76,7 +77,29 @@ class Outputs:
         def per_row(leaf: Array) -> Array:
             return leaf[:, index] if np.ndim(leaf) > 1 and leaf.shape[1] == total else leaf
 
-        return dataclasses.replace(self, draws=jax.tree.map(per_row, self.draws))
+        draws = jax.tree.map(per_row, self.draws)
+        return dataclasses.replace(self, draws=rebatch(draws, total, len(range(total)[index])))
+
+
+def rebatch(tree: Tree, old: int, new: int) -> Tree:
+    """NumPyro distributions in a tree keep their batch shape beside their arrays: after rows were taken or joined, set it from `old` to
+    `new` rows, inside nested distributions too. Other trees come back as they are."""
+
+    def is_distribution(node: Any) -> bool:
+        return hasattr(node, "_batch_shape")
+
+    def fix(node: Any) -> Any:
+        if not is_distribution(node):
+            return node
+        node = copy.copy(node)
+        if node._batch_shape[:1] == (old,):
+            node._batch_shape = (new, *node._batch_shape[1:])
+        for name, child in vars(node).items():
+            if is_distribution(child):
+                setattr(node, name, fix(child))
+        return node
+
+    return jax.tree.map(fix, tree, is_leaf=is_distribution)
 
 
 class PredictiveViews(abc.ABC):
@@ -364,13 +387,13 @@ class Predictive(PredictiveViews):
     def _row_bytes(self) -> int:
         # About four float64 temporaries for each draw (or quadrature node) and output.
         if self.outputs.gaussian:
-            nodes = {0: 1024, 1: self._nodes(), 2: _FEW_NODES**2}.get(_columns_of(self.likelihood), 1024)
+            nodes = {0: 1024, 1: self._nodes(), 2: (_FEW_NODES // 2) ** 2}.get(_columns_of(self.likelihood), 1024)
             return 8 * 4 * nodes * int(np.shape(self.outputs.mean)[1])  # type: ignore[arg-type]
         per_row = max(int(np.prod(leaf.shape[2:])) for leaf in jax.tree.leaves(self.outputs.draws))
         return 8 * 4 * self.outputs.num_draws * max(per_row, 1)
 
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        mean, aleatoric, epistemic = _run(_moments, self)
+        mean, aleatoric, epistemic = _run(_moments, self, nodes=_FEW_NODES)
         return self._to_data(mean), aleatoric * self._scale**2, epistemic * self._scale**2
 
     def _log_prob(self, y: np.ndarray) -> np.ndarray:
@@ -383,7 +406,7 @@ class Predictive(PredictiveViews):
         return _run(_cdf, self, self._to_model(y))
 
     def _expected_entropy(self) -> np.ndarray:
-        values = _run(_expected_entropy, self)
+        values = _run(_expected_entropy, self, nodes=_FEW_NODES)
         return values if self.support == "label" else values + np.log(self._scale)
 
     def _cloud(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -419,13 +442,13 @@ class Predictive(PredictiveViews):
         return values[..., 0] if self.squeeze and self.support != "label" and values.shape[-1] == 1 else values
 
     def _nodes(self) -> int:
-        """How many quadrature nodes over f Gaussian outputs need here: 32, or more where p(y | f) is narrow against the spread of f."""
+        """How many quadrature nodes over f Gaussian outputs need here: 64, or more where p(y | f) is narrow against the spread of f."""
         if not self.outputs.gaussian or _columns_of(self.likelihood) != 1 or _closed(self.likelihood, self.outputs):
             return _FEW_NODES
         with jax.enable_x64(True):
             ratio = float(_narrowness(self.likelihood, self.outputs))
-        needed = 15.0 * np.sqrt(1.0 + ratio**2)
-        return next((nodes for nodes in (_FEW_NODES, 128, 512) if needed <= nodes), _MANY_NODES)
+        needed = 2 * 15.0 * np.sqrt(1.0 + ratio**2)  # half a width apart over ±7.5 standard deviations
+        return next((nodes for nodes in (_FEW_NODES, 256, 1024) if needed <= nodes), _MANY_NODES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -559,7 +582,8 @@ def concatenate(predictives: Sequence[Predictive]) -> Predictive:
         _same_across(leaves)
         return leaves[0]
 
-    draws = jax.tree.map(join, *(outputs.draws for outputs in every))
+    parts = [rebatch(outputs.draws, rows, sum(totals)) for outputs, rows in zip(every, totals, strict=True)]
+    draws = jax.tree.map(join, *parts)
     return dataclasses.replace(first, outputs=dataclasses.replace(first.outputs, draws=draws))
 
 
@@ -588,13 +612,15 @@ def _class_numbers(y: Any, labels: tuple) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- compiled primitives
 # Each takes (likelihood, outputs, [y], nodes) in the model's units, computes in float64, and sees the likelihood only through its methods.
 
-_FEW_NODES, _MANY_NODES = 32, 2048
+_FEW_NODES, _MANY_NODES = 64, 2048
 
 
-def _run(function: Callable[..., Any], predictive: Predictive, *args: np.ndarray) -> Any:
-    """Call a compiled primitive in float64 and bring the result to the host."""
+def _run(function: Callable[..., Any], predictive: Predictive, *args: np.ndarray, nodes: int | None = None) -> Any:
+    """Call a compiled primitive in float64 and bring the result to the host. `nodes` overrides the number that densities need: averages
+    of functions of f that are smooth whatever the noise take few."""
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, function(predictive.likelihood, predictive.outputs, *args, nodes=predictive._nodes()))
+        nodes = predictive._nodes() if nodes is None else nodes
+        return jax.tree.map(np.asarray, function(predictive.likelihood, predictive.outputs, *args, nodes=nodes))
 
 
 _compiled = functools.partial(jax.jit, static_argnums=(0,), static_argnames=("nodes",))
@@ -621,7 +647,7 @@ def _double(tree: Tree) -> Tree:
 def _as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tree, jax.Array, Tree]:
     """(draws (S, rows, ...), log weights (S,), extra (S, ...)): the draws themselves, or quadrature nodes of the Gaussian.
 
-    Gauss–Hermite with 32 nodes for each output of a column (columns are independent, so they may share nodes: every use is per column);
+    Gauss–Hermite with 64 nodes for an output, 32 × 32 for two (columns are independent, so they may share nodes: every use is per column);
     an equally spaced rule over ±7.5 standard deviations when more are asked for; for outputs shared between columns, such as class
     logits, a fixed shifted Sobol set of 1024 points, which is not exact (error about 1e-3) but the same at every call.
     """
@@ -637,7 +663,7 @@ def _as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tre
         points = np.linspace(-7.5, 7.5, nodes)[:, None]
         weights = np.exp(-0.5 * points[:, 0] ** 2)
     elif per_column in (1, 2):
-        x, w = np.polynomial.hermite_e.hermegauss(min(nodes, _FEW_NODES))
+        x, w = np.polynomial.hermite_e.hermegauss(min(nodes, _FEW_NODES // per_column))
         points = np.stack(np.meshgrid(*[x] * per_column, indexing="ij"), axis=-1).reshape(-1, per_column)
         weights = np.prod(np.stack(np.meshgrid(*[w] * per_column, indexing="ij"), axis=-1), axis=-1).ravel()
     else:
@@ -693,6 +719,16 @@ def _marginal(likelihood: Likelihood, outputs: Outputs) -> Any:
     return likelihood.marginal(_double(outputs.mean), _double(outputs.variance), _double(outputs.extra), df)
 
 
+def _over_values(at: Callable[[jax.Array], jax.Array], y: jax.Array) -> jax.Array:
+    """`at` for each of m stacked values of y, 64 at a time; the last block is padded, so that its body is compiled once."""
+    m = y.shape[0]
+    if m <= _BLOCK:
+        return jax.vmap(at)(y)
+    blocks = jnp.concatenate([y, jnp.repeat(y[-1:], -m % _BLOCK, axis=0)]).reshape(-1, _BLOCK, *y.shape[1:])
+    values = jax.lax.map(jax.vmap(at), blocks)
+    return values.reshape(-1, *values.shape[2:])[:m]
+
+
 @_compiled
 def _log_joint(likelihood: Likelihood, outputs: Outputs, y: jax.Array, *, nodes: int) -> jax.Array:
     if outputs.gaussian and (_columns_of(likelihood) or _marginal(likelihood, outputs) is not None):
@@ -706,22 +742,22 @@ def _log_joint(likelihood: Likelihood, outputs: Outputs, y: jax.Array, *, nodes:
 def _log_columns(likelihood: Likelihood, outputs: Outputs, y: jax.Array, *, nodes: int) -> jax.Array:
     distribution = _marginal(likelihood, outputs)
     if distribution is not None:
-        return jax.lax.map(distribution.log_prob, y, batch_size=_BLOCK)
+        return _over_values(distribution.log_prob, y)
     f, log_weights, extra = _as_draws(likelihood, outputs, nodes)
 
     def at(value: jax.Array) -> jax.Array:
         return logsumexp(jax.vmap(likelihood.log_terms, (0, None, 0))(f, value, extra) + log_weights[:, None, None], axis=0)
 
-    return jax.lax.map(at, y, batch_size=_BLOCK)
+    return _over_values(at, y)
 
 
 @_compiled
 def _cdf(likelihood: Likelihood, outputs: Outputs, y: jax.Array, *, nodes: int) -> jax.Array:
     distribution = _marginal(likelihood, outputs)
     if distribution is not None:
-        return jax.lax.map(distribution.cdf, y, batch_size=_BLOCK)
+        return _over_values(distribution.cdf, y)
     f, log_weights, extra = _as_draws(likelihood, outputs, nodes)
-    return jax.lax.map(lambda value: _average(log_weights, jax.vmap(likelihood.cdf, (0, None, 0))(f, value, extra)), y, batch_size=_BLOCK)
+    return _over_values(lambda value: _average(log_weights, jax.vmap(likelihood.cdf, (0, None, 0))(f, value, extra)), y)
 
 
 @_compiled

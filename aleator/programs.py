@@ -188,7 +188,7 @@ class ProgramModel:
 
     def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> Any:
         """The observed site's distribution at x, batch shape (n, …)."""
-        return self._trace(x, None, params)[self.observed]["fn"]
+        return _broadcast(self._trace(x, None, params)[self.observed]["fn"])
 
     def extra(self, params: Tree) -> dict:
         return {}
@@ -248,6 +248,17 @@ def _support_kind(distribution: Any) -> str:
     if "Categorical" in type(distribution).__name__:
         return "label"
     return "count" if distribution.support.is_discrete else "real"
+
+
+def _broadcast(distribution: Any) -> Any:
+    """A site expanded by its plate, with its parameters really of the plate's shape, so that rows can be told apart."""
+    from numpyro.distributions import ExpandedDistribution
+
+    if not isinstance(distribution, ExpandedDistribution):
+        return distribution
+    base, shape = distribution.base_dist, distribution.batch_shape
+    full = {name: jnp.broadcast_to(value, shape + jnp.shape(value)[len(base.batch_shape) :]) for name, value in base.get_args().items()}
+    return type(base)(**full)
 
 
 def _constrained(site: dict, params: Tree) -> Any:

@@ -74,6 +74,11 @@ def test_blocks_marked_no_run_and_plain_shell_are_only_shown(docs):
     assert "SystemError" in build.render(page, [])[1]
 
 
+def test_a_block_may_show_fences_inside_longer_fences(docs):
+    page = docs("# T\n\n````md\n```\n```python\nraise SystemError\n```\n````\n\n```python\n1 + 1\n```\n")
+    assert [r["text"] for r in _run(page)] == ["2\n"]
+
+
 def test_shell_blocks_marked_run_show_their_output(docs):
     assert _run(docs("# T\n```sh run\necho one; python -c 'print(1 + 1)'\n```\n"))[0]["text"] == "one\n2\n"
 

@@ -4,7 +4,6 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 import aleator as al
 from aleator import plots
@@ -100,7 +99,11 @@ def test_evidence_draws_gaps_and_marks_the_best(tmp_path):
     ax = plots.evidence(comparison)
     bars = ax.containers[0].patches
     np.testing.assert_allclose([bar.get_width() for bar in bars], comparison.log_evidence - comparison.log_evidence.max())
-    assert [to_hex(bar.get_facecolor()).upper() == plots.HIGHLIGHT for bar in bars] == [name == comparison.best for name in fits]
+    (mark,) = ax.lines
+    assert (mark.get_xdata()[0], list(fits)[int(mark.get_ydata()[0])]) == (0.0, comparison.best)
+    assert [text.get_color() == plots.HIGHLIGHT for text in ax.texts] == [name == comparison.best for name in fits]
+    assert "p < 0.001" in ax.texts[0].get_text()
+    assert ax.get_xscale() == "symlog"  # order 0 is hundreds of nats away
     assert [label.get_text() for label in ax.get_yticklabels()] == [f"{name} (exact)" for name in fits]
     path = plots.save(ax, tmp_path / "new" / "evidence.png")
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -29,6 +29,7 @@ ALL = [
     ("poisson", Poisson(), F, {}),
     ("negative binomial", NegativeBinomial(), F, {"concentration": 3 * SCALE}),
 ]
+FEW = [case for case in ALL if case[0] in ("gaussian", "student", "categorical", "poisson")]
 
 
 def gaussian_draws(**changes) -> Predictive:
@@ -145,8 +146,8 @@ def test_one_draw_is_that_distribution(name, likelihood, f, extra):
     np.testing.assert_allclose(pred.mutual_information, 0.0, atol=3e-6)
 
 
-@pytest.mark.parametrize(("name", "likelihood", "f", "extra"), ALL, ids=[case[0] for case in ALL])
-def test_equal_weights_repeat_and_float32_agree(name, likelihood, f, extra):
+@pytest.mark.parametrize(("name", "likelihood", "f", "extra"), FEW, ids=[case[0] for case in FEW])
+def test_weights_repeat_draws_and_float32_agrees(name, likelihood, f, extra):
     index = [0, 0, 1, 2]  # draw 0 counts twice
     repeated = Predictive(Outputs(draws=f[index], extra=jax.tree.map(lambda leaf: leaf[index], extra)), likelihood)
     weighted = Predictive(
@@ -164,15 +165,13 @@ def test_equal_weights_repeat_and_float32_agree(name, likelihood, f, extra):
         assert np.all(repeated.mutual_information <= repeated.entropy + 1e-12)
 
 
-@pytest.mark.parametrize(("name", "likelihood", "f", "extra"), [ALL[0], ALL[5]], ids=["gaussian", "poisson"])
-def test_blocks_of_rows_change_nothing(name, likelihood, f, extra):
-    whole = Predictive(Outputs(draws=f, weights=WEIGHTS, extra=extra), likelihood)
+def test_blocks_of_rows_change_nothing():
+    whole = gaussian_draws()
     blocks = dataclasses.replace(whole, max_bytes=1)  # one row at a time
-    y = whole._sample(jax.random.key(2), 1)[0]
     for view in ("mean", "variance", "entropy", "mutual_information", "draws"):
         np.testing.assert_allclose(getattr(blocks, view), getattr(whole, view), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(blocks.log_prob(y), whole.log_prob(y), rtol=1e-12)
-    np.testing.assert_allclose(blocks.cdf(y), whole.cdf(y), rtol=1e-12)
+    np.testing.assert_allclose(blocks.log_prob(Y), whole.log_prob(Y), rtol=1e-12)
+    np.testing.assert_allclose(blocks.cdf(Y), whole.cdf(Y), rtol=1e-12)
     np.testing.assert_allclose(blocks.quantile([0.1, 0.9]), whole.quantile([0.1, 0.9]), rtol=1e-12)
 
 
@@ -186,7 +185,7 @@ def test_memory_stays_within_the_budget(monkeypatch):
     assert max(seen) * 50 * 8 <= 10**6
 
 
-@pytest.mark.parametrize(("name", "likelihood", "f", "extra"), ALL, ids=[case[0] for case in ALL])
+@pytest.mark.parametrize(("name", "likelihood", "f", "extra"), FEW, ids=[case[0] for case in FEW])
 def test_sample_moments_agree_with_the_views(name, likelihood, f, extra):
     pred = Predictive(Outputs(draws=f, weights=WEIGHTS, extra=extra), likelihood)
     n = 4000
@@ -442,6 +441,8 @@ def test_outputs_that_are_numpyro_distributions():
     np.testing.assert_allclose(pred.log_prob(Y[:, 0]), same.log_prob(Y[:, 0]), rtol=1e-5)
     np.testing.assert_allclose(pred.rows(slice(1, 3)).quantile(0.2), same.quantile(0.2)[1:3], rtol=1e-5)
     assert pred.sample(0, 2).shape == (2, N)
+    joined = concatenate([pred.rows(slice(0, 1)), pred.rows(slice(1, 4))])
+    np.testing.assert_allclose(joined.mean, pred.mean, rtol=1e-12)
 
 
 def test_concatenate_restores_the_whole():
