@@ -37,7 +37,7 @@ def batch_at(kind: str, data: Batch | None, feed: Any, i: Any) -> Batch | None:
 
 def _gather(data: Batch, index: Any, padded: bool = False) -> Batch:
     # Row numbers come from our own order and are in range; only padding (−1) needs clipping.
-    pick = lambda leaf: leaf.at[index].get(mode="clip" if padded else "promise_in_bounds")  # noqa: E731
+    pick = lambda leaf: leaf.at[index].get(mode="clip" if padded else "promise_in_bounds")
     return Batch(*jax.tree.map(pick, (data.x, data.y, data.weight)), index=index, padded=padded)
 
 
@@ -128,7 +128,7 @@ class StreamFeed:
             self.seen += n
         index = np.full(self.batch_size, -1, np.int32)
         index[:n] = np.arange(n)
-        pad = lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], self.batch_size - n, axis=0)]) if n < self.batch_size else leaf  # noqa: E731
+        pad = lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], self.batch_size - n, axis=0)]) if n < self.batch_size else leaf
         x, y, weight = jax.tree.map(lambda leaf: pad(np.asarray(leaf)), (x, y, weight))
         return Batch(x, y, weight, index, padded=True)
 

@@ -63,7 +63,7 @@ class Data:
 
     def take(self, rows: np.ndarray) -> Data:
         """The given rows, as new Data."""
-        pick = lambda leaf: np.asarray(leaf)[rows]  # noqa: E731
+        pick = lambda leaf: np.asarray(leaf)[rows]
         return Data(jax.tree.map(pick, self.x), jax.tree.map(pick, self.y), None if self.weight is None else self.weight[rows])
 
     def batch(self) -> Batch:
@@ -240,8 +240,8 @@ def folds(key: KeyLike, num_data: int, num_folds: int) -> list[tuple[np.ndarray,
 class BatchOrder:
     """Row numbers of random mini-batches, as one endless concatenation of shuffled epochs.
 
-    Batches are cut across epoch borders, so all have the same size, no padding is needed, and each is a uniform random subset:
-    a ragged last batch does not exist. Epoch e is shuffled by Philox(seed, e), so any step can be reached directly (resume).
+    Batches are cut across epoch borders, so all have the same size and no padding is needed: a ragged last batch does not exist. Each row
+    is equally likely at each place, so every batch gives an unbiased sum. Epoch e is shuffled by Philox(seed, e), so any step can be reached directly (resume).
     """
 
     def __init__(self, seed: int, num_data: int, batch_size: int):

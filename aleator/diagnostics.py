@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
+from aleator._chunks import per_member
 from aleator._errors import message
 from aleator._typing import Key, Tree
 from aleator.data import Data
-from aleator.loop import per_member
 
 STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the steps that counts as unfinished
 
@@ -22,11 +22,13 @@ def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[st
     bad = _tree.first_nonfinite(per_member(algorithm.position, algorithm.members is not None)(result.state))
     if bad is not None:
         return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False
+    if algorithm.verdict is not None:
+        return algorithm.verdict(result)
     if num_data == 1:
         return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
     trace = result.traces.get("log_likelihood")
-    if trace is None:
-        return f"Complete: {result.steps} pass{'es' * (result.steps != 1)} over the data, all finite.", True
+    if trace is None or algorithm.watch != "log_likelihood":
+        return f"Complete: {result.steps} step{'s' * (result.steps != 1)}, all finite.", True
     if trace.shape[-1] >= 20:
         moved = np.ptp(trace, axis=-1)
         if np.any(moved == 0.0):
@@ -60,14 +62,14 @@ def explain_start(target: Any, params: Tree, data: Any) -> str:
             "check the init you passed",
         )
     batch = data.batch() if isinstance(data, Data) else None
-    where = lambda function: _worst_leaf(jax.jit(jax.grad(function))(params), params)  # noqa: E731
+    where = lambda function: _worst_leaf(jax.jit(jax.grad(function))(params), params)
     if target.model is not None:
         prior = float(jax.jit(target.log_prior)(params))
         if not np.isfinite(prior):
             got = f"log prior {prior} (parameter {where(target.log_prior)})"
             return message("The log joint is not finite at the start.", got, "a finite log prior", "start inside the prior's support")
         if batch is not None:
-            likelihood = lambda p: target.log_likelihood(p, batch, jax.random.key(0) if target.stochastic else None)  # noqa: E731
+            likelihood = lambda p: target.log_likelihood(p, batch, jax.random.key(0) if target.stochastic else None)
             terms, worst = np.asarray(jax.jit(likelihood)(params)), where(lambda p: jnp.sum(likelihood(p)))
             rows = np.flatnonzero(~np.isfinite(terms))
             got = (

@@ -136,6 +136,7 @@ class LastHidden:
 
 def columns(x: Array) -> Array:
     """(n,) → (n, 1); (n, d) as it is; anything else is refused."""
+    x = jnp.asarray(x)
     if x.ndim not in (1, 2):
         raise ModelError(
             message(

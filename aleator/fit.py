@@ -21,7 +21,7 @@ from aleator._typing import Key, KeyLike, Tree
 from aleator._version import __version__
 from aleator.data import Batch, Data, Stream, as_data, check_arrays
 from aleator.methods import Method
-from aleator.posterior import Posterior, Score
+from aleator.posterior import Draws, Posterior, Score
 from aleator.predictive import Predictive
 from aleator.target import DensityTarget, Target
 
@@ -78,6 +78,12 @@ class Fit:
             labels=None if scaler is None or scaler.task != "classification" else tuple(scaler.labels),
         )
 
+    def functions(self, key: KeyLike, x: Any, num_samples: int = 20) -> np.ndarray:
+        """Function draws: E[y | x, θ] over the rows of x for posterior draws θ, one θ per curve, in y's units; (num_samples, rows, …)."""
+        key = as_key(key)
+        drawn = Draws(self.posterior.sample(key, num_samples))
+        return dataclasses.replace(self, posterior=drawn).predict(key, x).draws
+
     def sample(self, key: KeyLike, num_samples: int) -> Tree:
         """Draws from the posterior over parameters, leaves (num_samples, …)."""
         return self.posterior.sample(as_key(key), num_samples)
@@ -112,7 +118,7 @@ class Fit:
         expected = self.manifest["data"]["x_shape"]
         got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(x)]
         if expected is not None and got != expected:
-            show = lambda shapes: " and ".join("(n" + "".join(f", {d}" for d in s) + ")" for s in shapes) or "nothing"  # noqa: E731
+            show = lambda shapes: " and ".join("(n" + "".join(f", {d}" for d in s) + ")" for s in shapes) or "nothing"
             raise DataError(
                 message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order")
             )
@@ -191,7 +197,7 @@ def _fit(
         )
     starts = stats if stats is not None else _starts(key_start, target, algorithm, init)
     identity = store.identity(key, model, method, data, temperature) if options.checkpoint is not None else ""
-    finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)  # noqa: E731
+    finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)
     manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began)
     try:
         result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert)
@@ -268,7 +274,7 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
     """Which rows each member trains on, and the Batch it is checked on: (members, n) and stacked, when there are members."""
     members = getattr(method, "num_members", None)
     bootstrap, holdout = getattr(method, "bootstrap", False), method.holdout
-    spread = lambda batch: batch if members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), batch)  # noqa: E731
+    spread = lambda batch: batch if members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), batch)
     if not bootstrap and (not holdout or held is not None):
         return None, None if held is None else spread(held.batch())
     if not isinstance(data, Data):

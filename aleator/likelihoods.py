@@ -751,18 +751,17 @@ def _count_entropy(log_pmf: Callable[[jax.Array], jax.Array], mean: jax.Array, s
     geometrically spaced towards it, good to about 1e-6.
     """
     dtype = mean.dtype
-
-    def terms(y: jax.Array) -> jax.Array:
-        log_p = log_pmf(y)
-        return jnp.where(log_p > -80.0, -jnp.exp(log_p) * log_p, 0.0)
-
-    head = terms(jnp.arange(_EXACT + 1, dtype=dtype))
     start = jnp.asarray(_EXACT - 0.5, dtype)
     around = jnp.maximum(mean[..., None] + std[..., None] * jnp.asarray(_STEPS, dtype), start)
     middle = jnp.maximum(mean, start)[..., None]
     towards = start * (middle / start) ** jnp.linspace(0, 1, 9, dtype=dtype)
     edges = jnp.sort(jnp.concatenate([towards, around], axis=-1), axis=-1)
     half = 0.5 * jnp.diff(edges)[..., None]
-    nodes = 0.5 * (edges[..., 1:] + edges[..., :-1])[..., None] + half * jnp.asarray(_NODES, dtype)
-    tail = jnp.sum(terms(nodes.reshape(*mean.shape, -1)).reshape(nodes.shape) * half * jnp.asarray(_WEIGHTS, dtype), axis=(-1, -2))
-    return jnp.sum(head[..., :_EXACT], axis=-1) + tail + (head[..., _EXACT] - head[..., _EXACT - 1]) / 24
+    nodes = (0.5 * (edges[..., 1:] + edges[..., :-1])[..., None] + half * jnp.asarray(_NODES, dtype)).reshape(*mean.shape, -1)
+    weights = (half * jnp.asarray(_WEIGHTS, dtype)).reshape(nodes.shape)
+    # One evaluation for both parts: the density is compiled once.
+    head = jnp.broadcast_to(jnp.arange(_EXACT + 1, dtype=dtype), (*mean.shape, _EXACT + 1))
+    log_p = log_pmf(jnp.concatenate([head, nodes], axis=-1))
+    terms = jnp.where(log_p > -80.0, -jnp.exp(log_p) * log_p, 0.0)
+    low, high, tail = terms[..., :_EXACT], terms[..., _EXACT - 1 : _EXACT + 1], terms[..., _EXACT + 1 :]
+    return jnp.sum(low, axis=-1) + jnp.sum(tail * weights, axis=-1) + (high[..., 1] - high[..., 0]) / 24

@@ -8,7 +8,6 @@ of step t comes from fold_in(key, t), and every mini-batch from (seed, epoch): a
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import time
 from collections.abc import Callable
@@ -21,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _files, _tree
+from aleator._chunks import compiled, compiled_check, compiled_init, per_member
 from aleator._errors import MethodError, NonFiniteError, StoreError, message
-from aleator._feed import ArrayFeed, NoFeed, StreamFeed, batch_at, prepare
+from aleator._feed import ArrayFeed, NoFeed, StreamFeed
 from aleator._progress import Progress
-from aleator._random import noise_key, seeds_of, split
+from aleator._random import seeds_of, split
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch, Data, Stream
 
@@ -59,7 +59,8 @@ class Algorithm:
     init(key, start) → state. position(state) → the parameters to judge. keep(state, info) → (value, wanted). done(state) → bool.
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
-    watch: the info field that must stay finite. x64: run in float64 throughout.
+    watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
+    x64: run in float64 throughout. keep builds its value from the state alone: a resume asks it for the structure without an info.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -73,6 +74,7 @@ class Algorithm:
     members: int | None = None
     bootstrap: bool = False
     watch: str | None = None
+    verdict: Callable[[Any], tuple[str, bool]] | None = None
     x64: bool = False
 
 
@@ -175,7 +177,7 @@ class _Job:
         self.x64 = algorithm.x64 or jax.config.jax_enable_x64
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
-            state, keys = _compiled_init(algorithm)(key_init, key_steps, starts)
+            state, keys = compiled_init(algorithm)(key_init, key_steps, starts)
         self.states = [self._pick(state, group) for group in self.groups]
         self.keys = [keys[group.start] if len(group) == 1 else keys[group.start : group.stop] for group in self.groups]
         self.held = [None if held is None else self._pick(held, group) for group in self.groups]
@@ -280,7 +282,7 @@ class _Job:
                 group = self.groups[number]
                 stacked = self.stacked and len(group) > 1
                 keys = self.keys[number]
-                advance = _compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
+                advance = compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
                 out = advance(self.states[number], keys, self.step, count, self.data, feeds[number], capacity)
                 return jax.block_until_ready(out)
 
@@ -362,7 +364,7 @@ class _Job:
     def _check_held(self) -> None:
         algorithm = self.algorithm
         if algorithm.check is not None and self.held[0] is not None and self.step % algorithm.check_every == 0:
-            check = _compiled_check(algorithm)
+            check = compiled_check(algorithm)
             with self._precision():
                 self.states = [
                     check(state, held, stacked=self.stacked and len(group) > 1)
@@ -439,88 +441,3 @@ def _groups(members: range, parallel: str, size: int) -> list[range]:
     alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER or len(members) % cores
     each = 1 if alone else len(members) // cores
     return [range(first, first + each) for first in range(0, len(members), each)]
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled_init(algorithm: Algorithm) -> Callable:
-    """init(key_init, key_steps, starts) → (state, step keys (members,)), in one call; states get strong types, as steps return them."""
-
-    def start(key_init: Key, key_steps: Key, starts: Tree) -> tuple[Any, Key]:
-        number = algorithm.members or 1
-        keys = jax.vmap(noise_key)(jax.random.split(key_steps, number))
-        if algorithm.members is None:
-            state = algorithm.init(key_init, starts)
-        else:
-            state = jax.vmap(algorithm.init)(jax.random.split(key_init, number), starts)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state), keys
-
-    return jax.jit(start)
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled(algorithm: Algorithm, phase_index: int, kind: str, driver: str, stacked: bool, fed: bool) -> Callable:
-    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept): `count` steps, compiled once per shape."""
-    phase = algorithm.phases[phase_index]
-
-    def one_step(state: Any, key: Key, number: Any, i: Any, data: Any, feed: Any) -> tuple[Any, Any, Any]:
-        state, info = phase.step(jax.random.fold_in(key, number), state, batch_at(kind, data, feed, i))
-        return state, info, None if algorithm.keep is None else algorithm.keep(state, info)
-
-    def chunk(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
-        data = prepare(kind, data, feed)
-        _, info, kept = jax.eval_shape(one_step, state, key, first, 0, data, feed)
-        buffers = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), (info, kept))
-
-        def going(carry: Any) -> Array:
-            i, state, _ = carry
-            # A frozen member under vmap keeps its state: while_loop selects per member.
-            return (i < count) if algorithm.done is None else (i < count) & ~algorithm.done(state)
-
-        def body(carry: Any) -> Any:
-            i, state, buffers = carry
-            state, *out = one_step(state, key, first + i, i, data, feed)
-            return i + 1, state, jax.tree.map(lambda buffer, value: buffer.at[i].set(value), buffers, tuple(out))
-
-        _, state, (infos, keeps) = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), state, buffers))
-        return state, infos, keeps
-
-    axes = (0, 0, None, None, None, 0 if fed else None)
-    if driver == "loop":
-        mapped = lambda *args: jax.vmap(lambda *a: chunk(*a, args[-1]), in_axes=axes)(*args[:-1])  # noqa: E731
-        return jax.jit(mapped if stacked else chunk, static_argnums=6)
-
-    prepared = jax.jit(
-        jax.vmap(lambda d, f: prepare(kind, d, f), in_axes=(None, 0 if fed else None))
-        if stacked and kind == "full" and fed
-        else lambda d, f: prepare(kind, d, f)
-    )
-    data_axis = 0 if kind == "full" and fed else None
-    single = jax.jit(jax.vmap(one_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
-
-    def python_chunk(state: Any, key: Key, first: int, count: int, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
-        data = prepared(data, feed)
-        outs = []
-        for i in range(count):
-            state, *out = single(state, key, first + i, i, data, feed)
-            outs.append(tuple(out))
-        axis = 1 if stacked else 0
-        pad = lambda leaf: jnp.concatenate(
-            [leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis
-        )  # noqa: E731
-        infos, keeps = jax.tree.map(lambda *leaves: pad(jnp.stack(leaves, axis)), *outs)
-        return state, infos, keeps
-
-    return python_chunk
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled_check(algorithm: Algorithm) -> Callable:
-    def check(state: Any, held: Any, stacked: bool) -> Any:
-        return per_member(algorithm.check, stacked)(state, held)
-
-    return jax.jit(check, static_argnames="stacked")
-
-
-def per_member(function: Callable, stacked: bool) -> Callable:
-    """The function itself, or mapped over the leading member axis."""
-    return jax.vmap(function) if stacked else function

@@ -244,7 +244,7 @@ class Hierarchical(Prior):
     def log_prob(self, raw: Tree, hyper: dict, fan_in: Tree) -> Array:
         total = sum(self.scale.log_prob_unconstrained(u) for u in hyper["log_scale"].values())
         scales = self._scales(raw, hyper, fan_in) if self.centred else jax.tree.map(lambda _: jnp.ones(()), raw)
-        log_normal = lambda w, s: jnp.sum(-0.5 * (w / s) ** 2 - 0.5 * np.log(2 * np.pi).item()) - w.size * jnp.log(s)  # noqa: E731
+        log_normal = lambda w, s: jnp.sum(-0.5 * (w / s) ** 2 - 0.5 * np.log(2 * np.pi).item()) - w.size * jnp.log(s)
         return total + _tree.sum_leaves(jax.tree.map(log_normal, raw, scales))
 
     def sample(self, key: Key, weights: Tree, fan_in: Tree) -> tuple[Tree, dict]:
@@ -293,7 +293,7 @@ def _check_scaling(scaling: str) -> None:
 
 def _match(pairs: tuple[tuple[str, float], ...], names: list[str]) -> list[float]:
     """For each path the scale of the first pattern that fits (a pattern is a glob, or a prefix of the path)."""
-    fits = lambda name, pattern: fnmatch.fnmatch(name, pattern) or name == pattern or name.startswith(pattern + ".")  # noqa: E731
+    fits = lambda name, pattern: fnmatch.fnmatch(name, pattern) or name == pattern or name.startswith(pattern + ".")
     unused = [pattern for pattern, _ in pairs if not any(fits(name, pattern) for name in names)]
     values = [next((value for pattern, value in pairs if fits(name, pattern)), None) for name in names]
     missing = [name for name, value in zip(names, values, strict=True) if value is None]

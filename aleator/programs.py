@@ -251,14 +251,21 @@ def _support_kind(distribution: Any) -> str:
 
 
 def _broadcast(distribution: Any) -> Any:
-    """A site expanded by its plate, with its parameters really of the plate's shape, so that rows can be told apart."""
+    """The site with every parameter really of the plate's shape, so that rows can be told apart.
+
+    NumPyro keeps a shared scale as a scalar or with an axis of length one, and a plate around a scalar site as a lazy expansion.
+    """
     from numpyro.distributions import ExpandedDistribution
 
-    if not isinstance(distribution, ExpandedDistribution):
-        return distribution
-    base, shape = distribution.base_dist, distribution.batch_shape
-    full = {name: jnp.broadcast_to(value, shape + jnp.shape(value)[len(base.batch_shape) :]) for name, value in base.get_args().items()}
-    return type(base)(**full)
+    shape = distribution.batch_shape
+    base = distribution.base_dist if isinstance(distribution, ExpandedDistribution) else distribution
+    values = base.get_args()
+    own = {
+        name: jnp.shape(value)[jnp.ndim(value) - getattr(base.arg_constraints.get(name), "event_dim", 0) :]
+        for name, value in values.items()
+    }
+    full = {name: jnp.broadcast_to(value, shape + own[name]) for name, value in values.items()}
+    return type(base)(**full) if values else distribution
 
 
 def _constrained(site: dict, params: Tree) -> Any:

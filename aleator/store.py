@@ -91,7 +91,7 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
         )
     arrays, _ = _files.unpack(content, str(directory / name))
     try:
-        model = _model(document["model"], arrays, network, model)
+        model = _model(document["model"], arrays, network, model, document["manifest"]["data"])
         if template is None:
             template = None if model is None else jax.eval_shape(model.init, jax.random.key(0))
         return Fit(
@@ -168,16 +168,14 @@ def to_spec(value: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
         arrays[path] = np.asarray(value)
         return {"array": path}
     name = _name(type(value)) if dataclasses.is_dataclass(value) else None
-    if name is None or name == "networks.UserNetwork":
-        params = getattr(value, "params", None)
-        leaves = [] if params is None else jax.tree.leaves(params)
-        if name is not None:
-            arrays |= {f"{path}.{p}": np.asarray(leaf) for p, leaf in zip(_tree.paths(params), leaves, strict=True)}
-        return {
-            "user": getattr(value, "framework", type(value).__qualname__),
-            "paths": [] if params is None else _tree.paths(params),
-            "shapes": [list(leaf.shape) for leaf in leaves],
-        }
+    if name == "networks.UserNetwork":
+        paths, leaves = _tree.paths(value.params), jax.tree.leaves(value.params)
+        arrays |= {f"{path}.{p}": np.asarray(leaf) for p, leaf in zip(paths, leaves, strict=True)}
+        return {"user": value.framework, "paths": paths, "shapes": [list(leaf.shape) for leaf in leaves]}
+    if name is None:
+        # Somebody's own class: its fields still count for the identity of a run, though it cannot be built again from them.
+        own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else {}
+        return {"user": type(value).__qualname__, "fields": {n: to_spec(item, arrays, f"{path}.{n}") for n, item in own.items()}}
     fields = {f.name: to_spec(getattr(value, f.name), arrays, f"{path}.{f.name}") for f in dataclasses.fields(value) if f.init}
     return {"object": name, "fields": fields}
 
@@ -217,10 +215,12 @@ class UserPart:
         raise StoreError(message("This part was your own code and was not stored.", self.what, "the original object", "pass it again"))
 
 
-def _model(spec: Any, arrays: dict[str, np.ndarray], network: Any, model: Any) -> Any:
+def _model(spec: Any, arrays: dict[str, np.ndarray], network: Any, model: Any, shapes: dict[str, Any]) -> Any:
     """Build the model, with the user's own parts put back and their shapes checked."""
-    if spec is None or model is not None:
+    if spec is None:
         return model
+    if model is not None:
+        return _rebound(model, shapes)
     if "user" in spec:
         raise StoreError(message("The saved model was your own code.", spec["user"], "the model", "pass al.load(path, model=…)"))
     fields = spec["fields"]
@@ -269,6 +269,14 @@ def _model(spec: Any, arrays: dict[str, np.ndarray], network: Any, model: Any) -
     return from_spec(spec, arrays)
 
 
+def _rebound(model: Any, shapes: dict[str, Any]) -> Any:
+    """A model handed back as it was before it met data is shown two rows of the stored shapes."""
+    if shapes["x_shape"] is None or len(shapes["x_shape"]) != 1 or not hasattr(model, "bind"):
+        return model
+    y_shape = [1] if shapes["y_shape"] == [] else shapes["y_shape"]
+    return model.bind(np.zeros((2, *shapes["x_shape"][0]), np.float32), np.zeros((2, *(y_shape or [1])), np.float32))
+
+
 # ---- posteriors -------------------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +316,7 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
         parts = tuple(_posterior_from_spec(part, arrays, template, f"{path}/{i}") for i, part in enumerate(spec["components"]))
         return Mixture(parts, arrays.get(f"{path}/weights"), evidence)
     if kind == "LinearGaussian":
-        get = lambda name: arrays.get(f"{path}/{name}")  # noqa: E731
+        get = lambda name: arrays.get(f"{path}/{name}")
         stats = ExactState(*(get(f"stats.{name}") for name in ExactState._fields))
         return LinearGaussian(get("mean"), DensePrecision(get("factor")), get("scale"), get("concentration"), get("rate"), stats, evidence)
     raise StoreError(message("The saved fit has an unknown posterior.", repr(kind), "a kind of this version", "update aleator"))

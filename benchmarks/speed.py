@@ -81,7 +81,7 @@ def hand_written(steps: int):
 
     params = init(jax.random.key(0))
     state = optimizer.init(params)
-    call = lambda seed: jax.block_until_ready(run(params, state, jax.random.key(seed)))  # noqa: E731
+    call = lambda seed: jax.block_until_ready(run(params, state, jax.random.key(seed)))
     return call, (steps // per_epoch) * per_epoch
 
 
@@ -133,7 +133,7 @@ def main() -> None:
         times["first fit"].append(in_new_process(first))
     median = {name: statistics.median(values) for name, values in times.items() if values}
     # Ratios are taken repeat by repeat: neighbours in time share the machine's mood.
-    ratio = lambda a, b: statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))  # noqa: E731
+    ratio = lambda a, b: statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
     result = {
         "steps per second, hand-written scan (higher is better)": count / median["hand"],
         "steps per second, al.fit with MAP (higher is better)": count / median["ours"],

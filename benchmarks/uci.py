@@ -98,7 +98,10 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 def table(results: dict, references: dict) -> str:
     """One Markdown table per row of methods."""
-    lines = ["Test log-likelihood in nats per row (↑) and RMSE in the target's units (↓), mean ± standard error over splits; 90 % coverage.", ""]
+    lines = [
+        "Test log-likelihood in nats per row (↑) and RMSE in the target's units (↓), mean ± standard error over splits; 90 % coverage.",
+        "",
+    ]
     for row, (title, _) in ROWS.items():
         found = {name: results[name][row] for name in SETS if row in results.get(name, {})}
         if not found:
@@ -111,7 +114,7 @@ def table(results: dict, references: dict) -> str:
         ]
         for name, splits in found.items():
             numbers = sorted(splits, key=int)
-            pick = lambda key: [splits[n][key] for n in numbers]  # noqa: B023, E731
+            pick = lambda key: [splits[n][key] for n in numbers]  # noqa: B023
             ll, ll_error = mean_and_error(pick("log_likelihood"))
             fresh, fresh_error = mean_and_error(pick("log_likelihood_unseen_rows"))
             rmse, rmse_error = mean_and_error(pick("rmse"))
@@ -149,7 +152,10 @@ def main() -> None:
                 done[str(number)] = run_split(name, row, data, number)
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(results, indent=1))
-                print(f"{name} {row} split {number}: log-likelihood {done[str(number)]['log_likelihood']:.3f}, {done[str(number)]['seconds']:.1f} s", flush=True)
+                print(
+                    f"{name} {row} split {number}: log-likelihood {done[str(number)]['log_likelihood']:.3f}, {done[str(number)]['seconds']:.1f} s",
+                    flush=True,
+                )
     for name in results:
         references.setdefault(name, datasets.load(f"uci/{name}", args.data)["ref_mcdropout_ll"].tolist())
     text = table(results, references)

@@ -118,7 +118,7 @@ def test_batch_norm() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.out(self.norm(x))
 
-    with pytest.raises(al.ModelError, match="batch statistics.*module.eval"):
+    with pytest.raises(al.ModelError, match=r"batch statistics.*module\.eval"):
         al.BNN(Net(nnx.Rngs(0)))
     with pytest.raises(al.ModelError, match="GroupNorm"):
         al.BNN(eqx.nn.BatchNorm(cases.D, axis_name="batch", mode="batch"))
@@ -131,7 +131,7 @@ def test_batch_norm() -> None:
 
 
 def test_unknown_hyper_parameters() -> None:
-    with pytest.raises(al.MethodError, match="'learning_rat' .did you mean 'learning_rate'"):
+    with pytest.raises(al.MethodError, match=r"'learning_rat' .did you mean 'learning_rate'"):
         al.MAP(learning_rat=0.1)
     with pytest.raises(al.MethodError, match="adam"):
         al.MAP(optimizer="adamm")
@@ -162,7 +162,7 @@ def test_things_that_are_not_methods_models_or_data() -> None:
 
 
 def test_parameters_that_cannot_be_inferred() -> None:
-    with pytest.raises(al.ModelError, match="Parameter n cannot be inferred.*int32"):
+    with pytest.raises(al.ModelError, match=r"Parameter n cannot be inferred.*int32"):
         al.BNN((lambda p, x: x, {"n": jnp.arange(3)}))
     with pytest.raises(al.ModelError, match="no parameters"):
         al.BNN((lambda p, x: x, {}))

@@ -16,7 +16,10 @@ Y = 0.5 - X + X**2 + 0.3 * np.random.default_rng(0).normal(size=30)
 @pytest.fixture(scope="module")
 def fits() -> dict[str, al.Fit]:
     orders = (1, 2, 3)
-    return {f"order {p}": al.fit(0, al.LinearModel(al.features.Polynomial(p), al.Gaussian(0.3), al.Normal(1.0)), (X, Y), al.Exact()) for p in orders}
+    return {
+        f"order {p}": al.fit(0, al.LinearModel(al.features.Polynomial(p), al.Gaussian(0.3), al.Normal(1.0)), (X, Y), al.Exact())
+        for p in orders
+    }
 
 
 def with_evidence(fit: al.Fit, score: al.Score | None) -> al.Fit:

@@ -27,7 +27,9 @@ def test_frames_lists_and_trees() -> None:
     assert as_data((None, np.arange(4))).num_data == 4
 
 
-@pytest.mark.parametrize(("x", "said"), [([[1, 2], [3]], "ragged"), (np.float64(3), "single number"), ({}, "no arrays"), (np.array(["a"]), "not numeric")])
+@pytest.mark.parametrize(
+    ("x", "said"), [([[1, 2], [3]], "ragged"), (np.float64(3), "single number"), ({}, "no arrays"), (np.array(["a"]), "not numeric")]
+)
 def test_arrays_that_cannot_be_used(x, said: str) -> None:
     with pytest.raises(al.DataError, match=said):
         check_arrays(x, "x")

@@ -19,6 +19,7 @@ FLOORS = [
     {"_tree", "_random"},
     {"_files", "_progress", "hyperpriors", "data"},
     {"linalg", "sites", "_feed"},
+    {"_chunks"},
     {"likelihoods", "priors", "networks", "features", "divergences"},
     {"model", "programs", "_columns", "predictive"},
     {"target", "loop", "posterior", "criteria"},

@@ -121,13 +121,13 @@ def test_map_learns_from_a_stream_and_resumes_on_it(members: int | None, tmp_pat
 
 
 def test_streams_that_lie_are_caught() -> None:
-    with pytest.raises(al.DataError, match="40 rows in epoch 0.*num_data=50"):
+    with pytest.raises(al.DataError, match=r"40 rows in epoch 0.*num_data=50"):
         al.fit(0, cases.linear_model(), stream(X, Y, 10, num_data=50), al.MAP(num_steps=30, batch_size=10))
     with pytest.raises(al.DataError, match="stream is empty"):
         al.fit(0, cases.linear_model(), al.Stream(lambda epoch, start: iter(()), 10), al.MAP(num_steps=3, batch_size=10))
+    bad = Y.copy()
+    bad[30] = np.nan
     with pytest.raises(al.DataError, match="not finite"):
-        bad = Y.copy()
-        bad[30] = np.nan
         al.fit(0, cases.linear_model(), stream(X, bad, 10), al.MAP(num_steps=30, batch_size=10))
     with pytest.raises(al.DataError, match="num_data"):
         al.Stream(lambda epoch, start: iter(()), 0)
@@ -269,7 +269,7 @@ def test_damaged_checkpoints_are_refused(damage: str, tmp_path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 0xFF
     path.write_bytes({"cut": bytes(content[: len(content) // 2]), "flip": bytes(content), "empty": b""}[damage])
-    with pytest.raises(al.StoreError, match="cannot be read|altered"):
+    with pytest.raises(al.StoreError, match=r"cannot be read|altered"):
         al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, resume=True)
 
 

@@ -25,7 +25,7 @@ def as_function():
 
 def as_equinox():
     net = eqx.nn.MLP(3, 1, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
-    where = lambda m: [m.layers[0].weight, m.layers[0].bias, m.layers[1].weight, m.layers[1].bias]  # noqa: E731
+    where = lambda m: [m.layers[0].weight, m.layers[0].bias, m.layers[1].weight, m.layers[1].bias]
     return eqx.tree_at(where, net, [jnp.asarray(W.T), jnp.asarray(B), jnp.asarray(V.T), jnp.asarray(C)])
 
 
@@ -53,7 +53,8 @@ def test_outputs_and_fan_in_agree_with_numpy(name: str) -> None:
 @pytest.mark.parametrize("scaling", ["none", "fan_in"])
 def test_one_network_three_frameworks_one_mode(scaling: str) -> None:
     predictions = [
-        al.fit(0, al.BNN(make(), prior=al.Normal(1.0, scaling=scaling)), (X, Y), al.MAP(num_steps=100)).predict(0, X).mean for make in MAKERS.values()
+        al.fit(0, al.BNN(make(), prior=al.Normal(1.0, scaling=scaling)), (X, Y), al.MAP(num_steps=100)).predict(0, X).mean
+        for make in MAKERS.values()
     ]
     np.testing.assert_allclose(predictions[0], predictions[1], atol=1e-3)
     np.testing.assert_allclose(predictions[0], predictions[2], atol=1e-3)

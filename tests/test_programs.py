@@ -104,3 +104,14 @@ def test_not_a_program() -> None:
         al.from_numpyro(3)
     with pytest.raises(al.ModelError, match="has not met data"):
         al.from_numpyro(coin).init(jax.random.key(0))
+
+
+def test_programs_reload_unbound(tmp_path) -> None:
+    """After a restart there is only the program itself."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 2)).astype(np.float32)
+    fit = al.fit(0, al.from_numpyro(line), (x, x[:, 0]), al.MAP(num_steps=20))
+    assert fit.predict(0, x).num_rows == 20
+    fit.save(tmp_path / "fit")
+    again = al.load(tmp_path / "fit", model=al.from_numpyro(line))
+    np.testing.assert_array_equal(again.predict(0, x).log_prob(x[:, 0]), fit.predict(0, x).log_prob(x[:, 0]))

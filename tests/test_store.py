@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -109,7 +110,7 @@ def function_network(width: int = 4):
 def test_user_networks_must_be_handed_back(tmp_path) -> None:
     fit = al.fit(0, al.BNN(function_network()), (X, Y), al.MAP(num_steps=5))
     fit.save(tmp_path / "fit")
-    with pytest.raises(al.StoreError, match="pass al.load"):
+    with pytest.raises(al.StoreError, match=r"pass al\.load"):
         al.load(tmp_path / "fit")
     with pytest.raises(al.StoreError, match="differs"):
         al.load(tmp_path / "fit", network=function_network(5))
@@ -176,3 +177,16 @@ def test_identity_does_not_depend_on_the_process(tmp_path) -> None:
     two = store.identity(jax.random.key(0), al.BNN(function_network()), al.MAP(), data, 1.0)
     other = store.identity(jax.random.key(0), al.BNN(function_network(5)), al.MAP(), data, 1.0)
     assert one == two != other
+
+
+def test_identity_sees_the_fields_of_a_users_method() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Own(al.Method):
+        num_draws: int = 10
+        card = al.MAP.card
+
+        def build(self, target):
+            raise AssertionError
+
+    ids = {store.identity(jax.random.key(0), cases.linear_model(), Own(n), al.Data(X, Y), 1.0) for n in (10, 20)}
+    assert len(ids) == 2

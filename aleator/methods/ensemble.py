@@ -66,7 +66,7 @@ class Ensemble(Method):
 
         def finish(key: Key, states: Any, kept: Any) -> Posterior:
             keys = jax.random.split(key, self.num_members)
-            pick = lambda tree, m: None if tree is None else _tree.take(tree, m)  # noqa: E731
+            pick = lambda tree, m: None if tree is None else _tree.take(tree, m)
             return mixture([inner.finish(keys[m], pick(states, m), pick(kept, m)) for m in range(self.num_members)])
 
         return dataclasses.replace(inner, members=self.num_members, bootstrap=self.bootstrap, finish=finish)

@@ -83,7 +83,7 @@ def check(state: State, held: Batch, target: Any, packing: Packing) -> State:
     """Remember the parameters with the best mean held-out log-likelihood."""
     score = held.weighted_sum(target.log_likelihood(packing.unpack(state.params), held)) / held.size
     better = score > state.best.score
-    keep = lambda new, old: jnp.where(better, new, old)  # noqa: E731
+    keep = lambda new, old: jnp.where(better, new, old)
     best = Best(
         jax.tree.map(keep, state.params, state.best.params),
         keep(score, state.best.score),
@@ -183,7 +183,7 @@ def _packing(target: Any) -> Packing:
 
 def _smoothed(params: Tree, batch: Batch, target: Any, key: Key | None, epsilon: float) -> Batch:
     """The batch moved by ε in the direction in which each row's log-likelihood falls fastest."""
-    total = lambda x: jnp.sum(target.log_likelihood(jax.lax.stop_gradient(params), dataclasses.replace(batch, x=x), key))  # noqa: E731
+    total = lambda x: jnp.sum(target.log_likelihood(jax.lax.stop_gradient(params), dataclasses.replace(batch, x=x), key))
     direction = jax.tree.map(jnp.sign, jax.grad(total)(batch.x))
     return dataclasses.replace(batch, x=jax.tree.map(lambda x, d: x - epsilon * d, batch.x, direction))
 

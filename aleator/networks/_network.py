@@ -47,7 +47,7 @@ class UserNetwork:
             return self.make(key)
         leaves, structure = jax.tree.flatten(self.params)
         keys = jax.random.split(key, max(len(leaves), 1))
-        redraw = lambda k, leaf: leaf if leaf.ndim < 2 else jnp.mean(leaf) + jnp.std(leaf) * jax.random.normal(k, leaf.shape, leaf.dtype)  # noqa: E731
+        redraw = lambda k, leaf: leaf if leaf.ndim < 2 else jnp.mean(leaf) + jnp.std(leaf) * jax.random.normal(k, leaf.shape, leaf.dtype)
         return jax.tree.unflatten(structure, [redraw(k, leaf) for k, leaf in zip(keys, leaves, strict=False)])
 
     def apply(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
@@ -122,7 +122,7 @@ def check_params(params: Tree, framework: str) -> Tree:
 def fan_in(network: Any, params: Tree) -> Tree:
     """Number of inputs feeding each entry of each leaf; 1 for biases, gains and scalars."""
     first = getattr(network, "fan_axes", "last") == "first"
-    count = lambda leaf: 1 if len(leaf.shape) < 2 else int(np.prod(leaf.shape[1:] if first else leaf.shape[:-1]))  # noqa: E731
+    count = lambda leaf: 1 if len(leaf.shape) < 2 else int(np.prod(leaf.shape[1:] if first else leaf.shape[:-1]))
     return jax.tree.map(count, params)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,9 +146,8 @@ def test_resume_gives_the_same_bits(method: str, model: str, saves: int, tmp_pat
             raise KeyboardInterrupt
 
     monkeypatch.setattr(loop._Job, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # a run with a single chunk saves less often than it is asked to die
         fitted(method, model, checkpoint=tmp_path, checkpoint_every=0.0)
-        raise KeyboardInterrupt  # a run with a single chunk saves less often than it is asked to die
     monkeypatch.setattr(loop._Job, "save", save)
     resumed = fitted(method, model, checkpoint=tmp_path, checkpoint_every=0.0, resume=True)
     assert_same(whole, resumed)

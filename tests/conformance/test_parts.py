@@ -69,7 +69,7 @@ def test_prior_samples_match_its_density(name: str) -> None:
     """E[∇log p(θ)·θ] = −dim for any density that vanishes at infinity (integration by parts): samples and density must agree."""
     model = al.BNN(al.networks.MLP(2, (3,), 1), al.Gaussian(), cases.PRIORS[name])
     draws = jax.vmap(model.sample_prior)(jax.random.split(jax.random.key(0), 20_000))
-    virial = lambda p: sum(jax.tree.leaves(jax.tree.map(lambda g, v: (g * v).sum(), jax.grad(model.log_prior)(p), p)))  # noqa: E731
+    virial = lambda p: sum(jax.tree.leaves(jax.tree.map(lambda g, v: (g * v).sum(), jax.grad(model.log_prior)(p), p)))
     values = np.asarray(jax.vmap(virial)(draws))
     dim = sum(leaf.size for leaf in jax.tree.leaves(model.init(jax.random.key(0))))
     assert abs(values.mean() + dim) < 5 * values.std() / np.sqrt(len(values))
