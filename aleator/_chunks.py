@@ -64,7 +64,10 @@ def compiled(algorithm: Any, phase_index: int, kind: str, driver: str, stacked: 
 
     axes = (0, 0, None, None, None, 0 if fed else None)
     if driver == "loop":
-        mapped = lambda *args: jax.vmap(lambda *a: chunk(*a, args[-1]), in_axes=axes)(*args[:-1])
+
+        def mapped(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+            return jax.vmap(functools.partial(chunk, capacity=capacity), in_axes=axes)(state, key, first, count, data, feed)
+
         return jax.jit(mapped if stacked else chunk, static_argnums=6)
 
     prepared = jax.jit(

@@ -14,7 +14,9 @@ class Progress:
 
     def __init__(self, show: bool | None, total: int):
         self.show = (sys.stderr.isatty() or "ipykernel" in sys.modules) if show is None else show
-        self.total, self.began, self.bar, self.task = total, time.monotonic(), None, None
+        self.total, self.began = total, time.monotonic()
+        self.bar: Any = None
+        self.task: Any = None
 
     def __enter__(self) -> Progress:
         return self

@@ -335,7 +335,7 @@ def _build(method: Method, target: Any) -> loop.Algorithm:
 
 def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree:
     """Where each member begins, as seen in the algorithm's precision."""
-    with jax.enable_x64(True if algorithm.x64 else jax.config.jax_enable_x64):
+    with jax.enable_x64(algorithm.x64 or jax.config.read("jax_enable_x64")):
         if isinstance(init, Fit):
             draws = init.posterior.sample(key, algorithm.members or 1)
             return jax.tree.map(jnp.asarray, draws if algorithm.members is not None else _tree.take(draws, 0))

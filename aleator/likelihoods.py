@@ -91,7 +91,7 @@ class Likelihood(abc.ABC):
     def log_prior_extra(self, raw: Extra) -> jax.Array:
         """Σ log p(u) over the unconstrained parameters, Jacobian included: a scalar, 0 when there are none."""
         learned = {f"log_{name}": prior for name, prior in self.positive().items() if isinstance(prior, Hyperprior)}
-        return sum((jnp.sum(prior.log_prob_unconstrained(raw[name])) for name, prior in learned.items()), start=jnp.zeros(()))
+        return sum((jnp.sum(prior.log_prob_unconstrained(raw[name])) for name, prior in learned.items()), start=jnp.asarray(0.0))
 
     def sample_extra(self, key: Key, k: int) -> dict[str, jax.Array]:
         """A draw of the unconstrained parameters from their prior."""

@@ -174,7 +174,7 @@ class _Job:
         self.workers = 1 if options.parallel in ("sequential", "vmap") else min(os.cpu_count() or 1, len(self.groups))
         self.source = data
         # Read here: the setting is local to a thread, and chunks run on others.
-        self.x64 = algorithm.x64 or jax.config.jax_enable_x64
+        self.x64 = algorithm.x64 or jax.config.read("jax_enable_x64")
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
             state, keys = compiled_init(algorithm)(key_init, key_steps, starts)

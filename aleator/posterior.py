@@ -195,7 +195,7 @@ def _by_rows(function: Callable, x: Tree, cost: Callable[[int], int], axis: int 
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *pieces)
 
 
-def mixture(posteriors: list[Posterior], weights: np.ndarray | None = None) -> Posterior:
+def mixture(posteriors: list[Any], weights: np.ndarray | None = None) -> Posterior:
     """Points and draws of equal number join into Draws; other kinds into a Mixture."""
     if not posteriors:
         raise ModelError(message("There is nothing to mix.", "0 posteriors", "at least one", "pass the members' posteriors"))

@@ -26,7 +26,7 @@ from jax.scipy.special import digamma, logsumexp
 from aleator._errors import DataError, HealthWarning, ModelError, message
 from aleator._random import as_key
 from aleator._typing import Array, Key, KeyLike, Tree
-from aleator.likelihoods import Likelihood
+from aleator.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 
 MAX_BYTES = 256 * 2**20
 _BLOCK = 64  # values of y per row handled at once; keeps memory at _BLOCK · draws · columns numbers a row
@@ -252,7 +252,7 @@ class PredictiveViews(abc.ABC):
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
         """The smallest y with P(Y ≤ y) ≥ q, per column: q's shape, then y's shape.
 
-        Bisection on the exact mixture cdf, from the bracket that Cantelli's inequality guarantees:
+        Guarded Newton steps (bisection for counts) on the exact mixture cdf, from the bracket that Cantelli's inequality guarantees:
         mean − std·√((1−q)/q) ≤ y_q ≤ mean + std·√(q/(1−q)).
         """
         self._ordered("quantile")
@@ -312,7 +312,6 @@ class Predictive(PredictiveViews):
     for the z the model sees. squeeze: the user's y was (n,), results are (rows,). labels: the classes' names, in the order of their
     numbers; y is then passed, and sampled, by name. max_bytes: how much memory a view may use at a time.
 
-    >>> from aleator.likelihoods import Gaussian
     >>> f = np.array([[[0.0]], [[2.0]]])                                     # two draws at one row
     >>> pred = Predictive(Outputs(draws=f, extra={"scale": np.ones(2)}), Gaussian(1.0), squeeze=True)
     >>> pred.mean, pred.aleatoric, pred.epistemic, pred.variance
@@ -377,7 +376,7 @@ class Predictive(PredictiveViews):
 
     def gaussian_components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Weights (C,), means and standard deviations (C, rows, k) when y is exactly a mixture of Gaussians, else None."""
-        if type(self.likelihood).__name__ not in ("Gaussian", "HeteroscedasticGaussian") or self.outputs.df is not None:
+        if type(self.likelihood) not in (Gaussian, HeteroscedasticGaussian) or self.outputs.df is not None:
             return None
         weights, means, stds = _run(_normal_components, self)
         return weights, self._to_data(means), stds * self._scale
@@ -819,9 +818,7 @@ def _draw_outputs(key: Key, outputs: Outputs, num_samples: int) -> tuple[Tree, T
     if not outputs.gaussian:
         f, extra = _double(outputs.draws), _double(outputs.extra)
         num = outputs.num_draws
-        weights = (
-            None if outputs.weights is None else _double(jnp.asarray(outputs.weights)) / jnp.sum(_double(jnp.asarray(outputs.weights)))
-        )
+        weights = None if outputs.weights is None else jnp.asarray(outputs.weights) / jnp.sum(jnp.asarray(outputs.weights))
         index = jax.random.choice(key_f, num, (num_samples,), p=weights)
         extra = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num,)) if jnp.ndim(leaf) == 0 else leaf, extra)
         return jax.tree.map(lambda leaf: leaf[index], f), jax.tree.map(lambda leaf: leaf[index], extra)
@@ -853,10 +850,11 @@ def _sample_targets(likelihood: Likelihood, outputs: Outputs, key: Key, *, num_s
 
 
 def _quantile(part: PredictiveViews, levels: np.ndarray) -> np.ndarray:
-    """(m, rows, k) by bisection; `levels` (m,) strictly inside (0, 1)."""
+    """(m, rows, k); `levels` (m,) strictly inside (0, 1)."""
     mean, aleatoric, epistemic = part._moments()
     std = np.sqrt(aleatoric + epistemic)
-    std = np.where(np.isfinite(std), std, np.max(part._cloud()[1], axis=0) if not np.all(np.isfinite(std)) else 1.0)
+    if not np.all(np.isfinite(std)):
+        std = np.where(np.isfinite(std), std, np.max(part._cloud()[1], axis=0))
     q = levels[:, None, None]
     whole = part.support != "real"
     lower = mean - std * np.sqrt((1 - q) / q) * (1 + 1e-9)
@@ -866,14 +864,12 @@ def _quantile(part: PredictiveViews, levels: np.ndarray) -> np.ndarray:
     # Cantelli's bracket holds when the variance is finite, up to rounding; otherwise step out until it does.
     step = np.maximum(np.maximum(upper - lower, np.abs(mean) * 1e-12), 1e-300)
     for _ in range(1100):
-        low, high = part._cdf(lower) >= q, part._cdf(upper) < q
-        if whole:
-            low = np.zeros_like(low)
+        low, high = (part._cdf(lower) >= q) & (not whole), part._cdf(upper) < q
         if not (low.any() or high.any()):
             break
         lower, upper, step = np.where(low, lower - step, lower), np.where(high, upper + step, upper), 2 * step
         upper = np.ceil(upper) if whole else upper
-    return _bisect_counts(part, q, lower, upper) if whole else _solve_cdf(part, q, lower, upper)
+    return _bisect_counts(part, q, lower, upper) if whole else _solve_cdf(part, q, lower, upper, mean, std)
 
 
 def _bisect_counts(part: PredictiveViews, q: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
@@ -881,28 +877,31 @@ def _bisect_counts(part: PredictiveViews, q: np.ndarray, lower: np.ndarray, uppe
     while np.any(upper - lower > 1):
         middle = np.floor(0.5 * (lower + upper))
         above = part._cdf(middle) >= q
-        upper, lower = np.where(above, middle, upper), np.where(above, lower, np.maximum(middle, lower))
-        lower = np.where(upper - lower < 1, upper - 1, lower)
+        # Where the bracket is closed, the middle is its lower end and nothing moves.
+        upper, lower = np.where(above & (middle > lower), middle, upper), np.where(above, lower, middle)
     return upper
 
 
-def _solve_cdf(part: PredictiveViews, q: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """cdf(y) = q by Newton steps kept inside the bracket; every third step halves it, so that it never takes more than 3 × bisection."""
-    y = 0.5 * (lower + upper)
-    for iteration in range(200):
+def _solve_cdf(part: PredictiveViews, q: np.ndarray, lower: np.ndarray, upper: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """cdf(y) = q by Newton steps from the Gaussian guess; a step that leaves the bracket, or is not half the one before, halves the
+    bracket instead. Newton's error is squared at every step: one of 1e-10 std is the last."""
+    from scipy.special import ndtri
+
+    y = np.clip(mean + std * ndtri(q), lower, upper)
+    before, done = upper - lower, np.zeros(y.shape, bool)
+    for _ in range(300):
         excess = part._cdf(y) - q
         upper, lower = np.where(excess >= 0, y, upper), np.where(excess >= 0, lower, y)
         with np.errstate(all="ignore"):
             newton = y - excess / np.exp(part._log_columns(y))
-        middle = lower + 0.5 * (upper - lower)
-        inside = (newton > lower) & (newton < upper) & (iteration % 3 != 2)
-        # A Newton step below rounding lands on an end of the bracket: y is the solution.
-        tiny = np.abs(newton - y) <= 4e-16 * np.abs(y) + 1e-300
-        following = np.where(tiny, y, np.where(inside, newton, middle))
-        settled = tiny | (upper - lower <= 4e-16 * np.maximum(np.abs(lower), np.abs(upper)))
-        if np.all(settled | (excess == 0)):
-            return y
-        y = np.where(excess == 0, y, following)
+        inside = (newton >= lower) & (newton <= upper)
+        rounding = 1e-15 * np.maximum(np.abs(lower), np.abs(upper))
+        last = (inside & (np.abs(newton - y) <= 1e-10 * std + rounding)) | (upper - lower <= rounding)
+        quick = inside & (last | (np.abs(newton - y) <= 0.5 * before))
+        following = np.where(quick, newton, lower + 0.5 * (upper - lower))
+        before, y, done = np.abs(following - y), np.where(done, y, following), done | last
+        if np.all(done):
+            break
     return y
 
 
@@ -916,8 +915,8 @@ def integration_rule(part: PredictiveViews, panels: int, split: np.ndarray | Non
     """Nodes and weights (m, rows, k) with Σ w g(node) ≈ ∫ g dy, or Σ_y g(y) for counts, for functions as smooth as the mixture's density.
 
     Edges are quantiles of a cloud that puts 28 points on every component, and geometric steps beyond it; 8 Gauss–Legendre nodes on each
-    panel; for counts Gauss's rule for sums, exact on panels of at most 8 integers. `split` (rows, k) becomes an
-    edge, for integrands that jump there.
+    panel; for counts Gauss's rule for sums, exact on panels of at most 8 integers. `split` (rows, k) becomes an edge, for integrands
+    that jump there.
     """
     centres, spreads, weights = part._cloud()
     cloud = (centres[:, None] + spreads[:, None] * _OFFSETS[:, None, None]).reshape(-1, *centres.shape[1:])

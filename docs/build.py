@@ -60,12 +60,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """All pages in reading order: the named ones first, then by name, folders after files."""
+    """All pages in reading order: the named ones first, then by name; a folder's index comes before its pages."""
 
     def order(page: Path) -> tuple[Any, ...]:
         parts = page.relative_to(DOCS).with_suffix("").parts
         rank = FIRST.index(parts[0]) if parts[0] in FIRST else len(FIRST)
-        return (rank, *parts)
+        return (rank, *("" if part == "index" else part for part in parts))
 
     return sorted((p for p in DOCS.rglob("*.md") if BUILD not in p.parents), key=order)
 
@@ -128,9 +128,9 @@ def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> str:
         tree = ast.parse("\n" * (block.line - 1) + block.code, filename=str(page))
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         with contextlib.redirect_stdout(printed):
-            exec(compile(tree, str(page), "exec"), namespace)
+            exec(compile(tree, str(page), "exec", dont_inherit=True), namespace)
             if isinstance(last, ast.Expr):
-                value = eval(compile(ast.Expression(last.value), str(page), "eval"), namespace)
+                value = eval(compile(ast.Expression(last.value), str(page), "eval", dont_inherit=True), namespace)
             if value is not None and not (text := repr(value)).lstrip("([").startswith(("<matplotlib", "Text(")):
                 print(text)
     except SyntaxError as error:

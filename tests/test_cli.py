@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -22,10 +23,15 @@ FAST_MAP = ["--method", "map", "--hidden", "4", "--set", "num_steps=40"]
 
 
 def run(*arguments, code=0):
-    """Run one command in this process; its exit code must be `code`."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+    """Run one command in this process; its exit code must be `code`. output: what it printed on stdout, then on stderr."""
+    try:
+        runner = CliRunner(mix_stderr=False)  # Click before 8.2 mixes the streams unless told
+    except TypeError:
+        runner = CliRunner()
+    result = runner.invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    output = result.stdout + result.stderr
+    assert result.exit_code in (code if isinstance(code, set) else {code}), output
+    return types.SimpleNamespace(stdout=result.stdout, stderr=result.stderr, output=output)
 
 
 def process(*arguments, **options):
@@ -106,7 +112,7 @@ def test_every_verb_has_help(verb):
 
 def test_version_and_no_arguments():
     assert al.__version__ in run("--version").output
-    assert run(code=2).output
+    assert "Usage" in run(code={0, 2}).output  # Click before 8.2 calls this a success
 
 
 def test_usage_errors_have_code_2(tmp_path):
@@ -352,7 +358,7 @@ def test_an_interrupted_run_says_how_to_continue_and_ends_as_if_it_had_not_been(
     advance, calls = loop._Job.advance, []
 
     def interrupted(job, feed):
-        calls.append(job)
+        calls.append(job.step)
         if len(calls) == 3:
             raise KeyboardInterrupt
         advance(job, feed)
@@ -366,7 +372,7 @@ def test_an_interrupted_run_says_how_to_continue_and_ends_as_if_it_had_not_been(
     assert not (tmp_path / "cut").exists()
     assert list((tmp_path / "cut.checkpoint").iterdir())
     run(*arguments, "--out", tmp_path / "cut", "--resume")
-    assert len(calls) > 3
+    assert calls[3] == calls[2] > 0  # it went on from there
     assert not (tmp_path / "cut.checkpoint").exists()
     table = pd.read_csv(tmp_path / "t.csv")
     first, second = (al.load(tmp_path / name).predict(0, table).mean for name in ("whole", "cut"))
@@ -526,6 +532,16 @@ def test_labels_come_back_as_they_were(tmp_path, labels):
     assert predicted["label"].tolist() == list(labels)
 
 
+def test_text_that_looks_like_numbers_stays_text(tmp_path):
+    """Beside "xx" the codes "01" and "02" were text when fitted; alone in a table they would be read as numbers."""
+    codes = np.array(["01", "02", "xx"] * 10)
+    pd.DataFrame({"code": codes, "y": (codes == "01") + np.linspace(0.0, 0.1, 30)}).to_csv(tmp_path / "t.csv", index=False)
+    run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "fit", "--method", "exact")
+    predicted, output = predict(tmp_path, pd.DataFrame({"code": ["01", "02"]}))
+    assert "unseen" not in output
+    assert predicted["mean"][0] - predicted["mean"][1] > 0.8
+
+
 def test_task_overrules_what_the_target_looks_like(tmp_path):
     pd.DataFrame({"x": np.linspace(-2.0, 2.0, 40), "y": [1, 2] * 20}).to_csv(tmp_path / "t.csv", index=False)
     output = run("fit", tmp_path / "t.csv", "--target", "y", "--task", "regression", "--out", tmp_path / "fit", *FAST_MAP).output
@@ -601,6 +617,7 @@ def test_settings_reach_the_right_method():
 
 def test_values_are_read_by_their_type():
     assert _settings.parse("m.f", "3", float) == 3.0
+    assert [_settings.parse("m.f", text, bool) for text in ("yes", "TRUE", "0", "off")] == [True, True, False, False]
     assert _settings.parse("m.f", "1,2, 3", tuple[int, ...]) == (1, 2, 3)
     assert _settings.parse("m.f", "null", int | None) is None
     assert _settings.parse("m.f", '{"a": 1}', dict) == {"a": 1}

@@ -34,11 +34,12 @@ def hidden_sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def keys_and_values(settings: list[str] | None) -> list[str] | None:
+def keys_and_values(settings: list[str] | None) -> list[str]:
+    """The `--set` options, each of the form key=value: anything else is a usage error."""
     for setting in settings or []:
         if "=" not in setting or setting.startswith("="):
-            raise typer.BadParameter(f"{setting!r}: write key=value, such as num_steps=500.")
-    return settings
+            raise typer.BadParameter(f"{setting!r}: write key=value, such as num_steps=500.", param_hint="--set")
+    return settings or []
 
 
 @guarded
@@ -47,9 +48,7 @@ def command(
     target: Annotated[str, typer.Option(help="The column to predict.")],
     out: Annotated[Path, typer.Option(help="Directory to save the fit in.")],
     method: Annotated[str, typer.Option(help="How to infer: see `aleator methods`.")] = "ensemble",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", callback=keys_and_values, help="A hyper-parameter as key=value; may be repeated.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A hyper-parameter as key=value; may be repeated.")] = None,
     task: Annotated[Task | None, typer.Option(help="Overrules what the target column looks like.")] = None,
     hidden: Annotated[str, typer.Option(callback=widths, help="Widths of the hidden layers of networks, e.g. 50,50.")] = "50",
     prior_scale: Annotated[float | None, typer.Option(help="Prior scale of the weights (of columns as standardised).")] = None,
@@ -65,14 +64,15 @@ def command(
     """Fit a table and save the result."""
     from aleator.cli import _road, _scores
 
+    chosen_settings = keys_and_values(settings)
     began = time.perf_counter()
     screen = console(to_json)
     check_output(out, force)
-    _road.method(method, settings or [], 1)  # a slip in the settings is reported before the table is read
+    _road.method(method, chosen_settings, 1)  # a slip in the settings is reported before the table is read
     key_fit, key_predict, split_seed = _road.keys(seed)
     train, held, notes = prepare(table, target, None if task is None else str(task), split_seed, holdout)
     preprocessor, x, y = train
-    chosen = _road.method(method, settings or [], len(x))
+    chosen = _road.method(method, chosen_settings, len(x))
     candidates = _road.models(chosen, preprocessor.task, x.shape[1], len(preprocessor.labels), hidden_sizes(hidden), prior_scale)
     notes += list(preprocessor.notes)
     facts = inferred(preprocessor, table, len(x), 0 if held is None else len(held), x.shape[1])

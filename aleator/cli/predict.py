@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ def command(
     predicted = fit.predict(seed, x)
     result = columns(predicted, preprocessor, level)
     write(result, out)
-    lines, remark = score(predicted, frame, preprocessor, level)
+    lines, remark = score(lambda rows: predicted if rows.all() else fit.predict(seed, x[rows]), frame, preprocessor, level)
     if remark:
         note(remark)
     if to_json:
@@ -148,10 +149,8 @@ def known_rows(frame: Any, preprocessor: Any) -> Any:
     return ~missing_in(frame[preprocessor.target]) if preprocessor.target in frame.columns else None
 
 
-def score(predicted: Any, frame: Any, preprocessor: Any, level: float) -> tuple[list[Any], str]:
-    """Scores on the rows that have a target; with a remark instead when it cannot be used."""
-    import numpy as np
-
+def score(predict: Callable[[Any], Any], frame: Any, preprocessor: Any, level: float) -> tuple[list[Any], str]:
+    """Scores on the rows that have a target, predicted by `predict(rows)`; with a remark instead when the target cannot be used."""
     from aleator._errors import DataError
     from aleator.cli import _scores
 
@@ -162,4 +161,4 @@ def score(predicted: Any, frame: Any, preprocessor: Any, level: float) -> tuple[
         y = preprocessor.invert_target(preprocessor.encode_target(frame[known]))
     except DataError as error:
         return [], f"no scores: {error}"
-    return _scores.scores(predicted.rows(np.flatnonzero(known)), y, preprocessor.task, preprocessor.target, level), ""
+    return _scores.scores(predict(known), y, preprocessor.task, preprocessor.target, level), ""

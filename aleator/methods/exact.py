@@ -117,8 +117,9 @@ def _check(model: Any, temperature: float) -> float | InverseGamma:
 def _posterior(stats: State, model: LinearModel, noise: float | InverseGamma) -> LinearGaussian:
     """Solve the normal equations in float64. One Λ per output for known noise, since each may have its own σ."""
     (k, p), n = stats.cross.shape, float(stats.mass)
-    scale = model.prior.scales({"weight": stats.cross}, {"weight": p})["weight"]
-    prior_precision, prior_mean = 1.0 / scale**2, np.full(p, model.prior.loc)
+    prior: Any = model.prior
+    scale = prior.scales({"weight": stats.cross}, {"weight": p})["weight"]
+    prior_precision, prior_mean = 1.0 / scale**2, np.full(p, prior.loc)
     prior_square = prior_precision * prior_mean @ prior_mean
     known = not isinstance(noise, InverseGamma)
     sigma2 = np.full(k, float(noise) ** 2) if known else np.ones(k)
