@@ -170,6 +170,17 @@ def test_each_examples_gradient_is_the_mapped_one():
             _conv.CHUNK = chunk
 
 
+def test_the_kernel_gradient_in_chunks_of_images(monkeypatch):
+    """A cache for one image only: chunks of eight, with (20 = 8 + 8 + 4) and without a rest."""
+    monkeypatch.setattr(_conv, "CACHE", 1)
+    ours, xla, x, w = pair("many images, stride")
+    with jax.enable_x64(True):
+        for images in (16, 20):
+            more = np.concatenate([x, np.cos(x)])[:images]
+            run = lambda f, more=more: quick(jax.grad(loss(f), 1))(more, w)
+            agree(run(ours), run(xla), 200)
+
+
 def test_scan_remat_and_loop():
     ours, xla, x, w = pair("lenet second")
     x, w = x.astype(np.float32), w.astype(np.float32)
