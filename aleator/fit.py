@@ -51,38 +51,18 @@ class Fit:
 
     def predict(self, key: KeyLike, x: Any, num_samples: int = NUM_SAMPLES) -> Predictive:
         """The predictive distribution of y at the rows of x (a table, when the fit was made from one)."""
-        key = as_key(key)
-        if self.model is None:
-            raise MethodError(
-                message(
-                    "A bare log density predicts nothing.",
-                    "a fit without a model",
-                    "al.BNN, al.LinearModel, …",
-                    "use fit.posterior.sample(key, n)",
-                )
-            )
-        if self.preprocessor is not None and hasattr(x, "columns"):
-            x, notes = self.preprocessor.transform(x)
-            for note in notes:
-                warnings.warn(note, HealthWarning, stacklevel=2)
-        x = check_arrays(x, "x")
-        self._check_shape(x)
-        outputs = self.posterior.outputs(key, self.model, x, num_samples)
-        scaler = self.preprocessor
-        return Predictive(
-            outputs=outputs,
-            likelihood=self.model.likelihood,
-            y_loc=None if scaler is None or scaler.task != "regression" else np.atleast_1d(scaler.y_loc),
-            y_scale=None if scaler is None or scaler.task != "regression" else np.atleast_1d(scaler.y_scale),
-            squeeze=self.manifest["data"]["squeeze"],
-            labels=None if scaler is None or scaler.task != "classification" else tuple(scaler.labels),
-        )
+        key, x = as_key(key), self._inputs(x)
+        return self._predictive(self.posterior.outputs(key, self.model, x, num_samples))
 
     def functions(self, key: KeyLike, x: Any, num_samples: int = 20) -> np.ndarray:
-        """Function draws: E[y | x, θ] over the rows of x for posterior draws θ, one θ per curve, in y's units; (num_samples, rows, …)."""
-        key = as_key(key)
-        drawn = Draws(self.posterior.sample(key, num_samples))
-        return dataclasses.replace(self, posterior=drawn).predict(key, x).draws
+        """Function draws: E[y | x, θ] over the rows of x for posterior draws θ, one θ per curve, in y's units; (num_samples, rows, …).
+
+        `predict` knows each row's distribution; a curve needs all rows under the same θ.
+        """
+        key, x = as_key(key), self._inputs(x)
+        with jax.enable_x64(True):  # exact posteriors are held in double precision
+            draws = Draws(self.posterior.sample(key, num_samples))
+            return self._predictive(draws.outputs(key, self.model, x, num_samples)).draws
 
     def sample(self, key: KeyLike, num_samples: int) -> Tree:
         """Draws from the posterior over parameters, leaves (num_samples, …)."""
@@ -106,7 +86,7 @@ class Fit:
         """Write one directory with JSON and safetensors; `al.load(path)` reads it back, bit for bit."""
         store.save(self, path)
 
-    def to_arviz(self, key: KeyLike = 0, num_samples: int = NUM_SAMPLES) -> Any:
+    def to_arviz(self, key: KeyLike, num_samples: int = NUM_SAMPLES) -> Any:
         """The posterior draws as an ArviZ object, one variable per parameter leaf."""
         return diagnostics.to_arviz(self.posterior, as_key(key), num_samples)
 
@@ -114,7 +94,22 @@ class Fit:
         evidence = "" if self.log_evidence is None else f", log evidence {self.log_evidence.value:.4f} nats ({self.log_evidence.kind})"
         return f"<Fit of {type(self.model).__name__} by {type(self.method).__name__}{evidence}: {self.status}>"
 
-    def _check_shape(self, x: Tree) -> None:
+    def _inputs(self, x: Any) -> Tree:
+        """x as the model takes it: preprocessed when the fit was made from a table, checked against the data of the fit."""
+        if self.model is None:
+            raise MethodError(
+                message(
+                    "A bare log density predicts nothing.",
+                    "a fit without a model",
+                    "al.BNN, al.LinearModel, …",
+                    "use fit.posterior.sample(key, n)",
+                )
+            )
+        if self.preprocessor is not None and hasattr(x, "columns"):
+            x, notes = self.preprocessor.transform(x)
+            for note in notes:
+                warnings.warn(note, HealthWarning, stacklevel=3)
+        x = check_arrays(x, "x")
         expected = self.manifest["data"]["x_shape"]
         got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(x)]
         if expected is not None and got != expected:
@@ -122,6 +117,20 @@ class Fit:
             raise DataError(
                 message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order")
             )
+        return x
+
+    def _predictive(self, outputs: Any) -> Predictive:
+        """Outputs in the units and labels of the table, when there was one."""
+        scaler = self.preprocessor
+        regression, classification = (scaler is not None and scaler.task == task for task in ("regression", "classification"))
+        return Predictive(
+            outputs=outputs,
+            likelihood=self.model.likelihood,
+            y_loc=np.atleast_1d(scaler.y_loc) if regression else None,
+            y_scale=np.atleast_1d(scaler.y_scale) if regression else None,
+            squeeze=self.manifest["data"]["squeeze"],
+            labels=tuple(scaler.labels) if classification else None,
+        )
 
 
 def fit(

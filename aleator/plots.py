@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aleator._errors import DataError, ModelError, message
-from aleator._random import as_key
+from aleator._errors import DataError, message
 from aleator._typing import KeyLike
 
 EPISTEMIC = "#0072B2"
@@ -93,44 +92,9 @@ def function_draws(ax: Any, key: KeyLike, fit: Any, x: Any, num_draws: int = 12)
     """Functions x → E[y | x, θ] for draws of θ from the posterior of a Fit, as thin lines; x (rows,) or (rows, 1)."""
     order, grid = _sorted(x)
     ax = axes(ax)
-    _lines(ax, grid, functions(key, fit, x, num_draws)[:, order])
+    _lines(ax, grid, _curves(fit.functions(key, x, num_draws))[:, order])
     _clean(ax)
     return ax
-
-
-def functions(key: KeyLike, fit: Any, x: Any, num_draws: int = 12) -> np.ndarray:
-    """E[y | x, θₛ] for θₛ from the posterior, jointly over the rows of x: (num_draws, rows), in the data's units.
-
-    `fit.predict` knows each row's distribution; a curve needs all rows under the same θ.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    model, scaler = fit.model, fit.preprocessor
-    if model is None:
-        raise ModelError(
-            message(
-                "A bare log density draws no functions.",
-                "a fit without a model",
-                "al.BNN, al.LinearModel, …",
-                "use fit.posterior.sample(key, n)",
-            )
-        )
-    with jax.enable_x64(True):
-        params = jax.tree.map(jnp.asarray, fit.posterior.sample(as_key(key), num_draws))
-        rows = jnp.asarray(np.asarray(x, np.float64))
-        means = jax.jit(jax.vmap(lambda p: model.likelihood.mean(model.outputs(p, rows), model.extra(p))))(params)
-    values = np.asarray(means)
-    if values.ndim != 3 or values.shape[2] != 1:
-        raise ModelError(
-            message("Curves are drawn for one target.", f"{values.shape[2:]} outputs", "one target column", "plot one column at a time")
-        )
-    values = values[:, :, 0]
-    return (
-        values
-        if scaler is None or scaler.task != "regression"
-        else float(np.ravel(scaler.y_loc)[0]) + float(np.ravel(scaler.y_scale)[0]) * values
-    )
 
 
 def evidence(comparison: Any, ax: Any = None) -> Any:
@@ -177,6 +141,15 @@ def save(figure: Any, path: str | os.PathLike, dpi: int = 130) -> Path:
     metadata = {"Software": None} if target.suffix.lower() == ".png" else None
     figure.savefig(target, dpi=dpi, metadata=metadata)
     return target
+
+
+def _curves(draws: np.ndarray) -> np.ndarray:
+    """(S, rows) from (S, rows) or (S, rows, 1)."""
+    if draws.ndim == 3 and draws.shape[2] != 1:
+        raise DataError(
+            message("Curves are drawn for one target.", f"{draws.shape[2]} columns", "one target column", "plot one column at a time")
+        )
+    return draws.reshape(draws.shape[:2])
 
 
 def _lines(ax: Any, grid: np.ndarray, curves: np.ndarray) -> None:

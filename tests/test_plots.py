@@ -61,7 +61,7 @@ def test_uncertainty_draws_both_parts_in_their_colours(predictive):
 
 def test_functions_are_joint_over_rows_and_follow_the_posterior(linear_fit):
     grid = np.linspace(-1.0, 1.0, 5)[:, None]
-    curves = plots.functions(0, linear_fit, grid, 4000)
+    curves = linear_fit.functions(0, grid, 4000)
     assert curves.shape == (4000, 5)
     np.testing.assert_allclose(np.diff(curves, n=2, axis=1), 0.0, atol=1e-9)  # every draw is a straight line
     predicted = linear_fit.predict(1, grid)
@@ -77,7 +77,7 @@ def test_functions_are_in_the_units_of_the_table(linear_fit):
 
     scaled = dataclasses.replace(linear_fit, preprocessor=types.SimpleNamespace(task="regression", y_loc=10.0, y_scale=2.0))
     grid = np.linspace(-1.0, 1.0, 5)[:, None]
-    np.testing.assert_allclose(plots.functions(0, scaled, grid, 3), 10.0 + 2.0 * plots.functions(0, linear_fit, grid, 3))
+    np.testing.assert_allclose(scaled.functions(0, grid, 3), 10.0 + 2.0 * linear_fit.functions(0, grid, 3))
 
 
 def test_functions_of_an_ensemble_are_its_members():
@@ -85,7 +85,7 @@ def test_functions_of_an_ensemble_are_its_members():
     model = al.BNN(al.networks.MLP(1, (3,), 2), al.HeteroscedasticGaussian(), al.Normal(1.0))
     fit = al.fit(0, model, (x, x[:, 0]), al.Ensemble(al.MAP(num_steps=5), 2))
     members = fit.predict(1, x).draws
-    for curve in plots.functions(2, fit, x, 6):
+    for curve in fit.functions(2, x, 6):
         assert min(np.abs(curve - member).max() for member in members) < 1e-4
 
 
@@ -125,5 +125,5 @@ def test_what_cannot_be_drawn_is_refused(predictive, linear_fit):
     wide = Predictive(Outputs(draws=np.zeros((2, 3, 2)), extra={"scale": np.ones((2, 2))}), al.Gaussian(1.0))
     with pytest.raises(al.DataError, match="A band needs one target"):
         plots.regression(None, X, wide)
-    with pytest.raises(al.ModelError, match="bare log density"):
-        plots.functions(0, dataclasses.replace(linear_fit, model=None), X[:, None])
+    with pytest.raises(al.MethodError, match="bare log density"):
+        dataclasses.replace(linear_fit, model=None).functions(0, X[:, None])

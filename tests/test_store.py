@@ -190,3 +190,10 @@ def test_identity_sees_the_fields_of_a_users_method() -> None:
 
     ids = {store.identity(jax.random.key(0), cases.linear_model(), Own(n), al.Data(X, Y), 1.0) for n in (10, 20)}
     assert len(ids) == 2
+
+
+def test_arviz_gets_one_variable_per_leaf(fit: al.Fit) -> None:
+    exported = fit.to_arviz(0, 50)
+    posterior = exported["posterior"] if hasattr(exported, "__getitem__") else exported.posterior
+    assert dict(posterior.sizes)["draw"] == 50
+    assert "network.layer0.weight" in posterior

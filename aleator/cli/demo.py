@@ -177,7 +177,7 @@ def draw(path: Path, seed: int) -> Path:
     for column, (title, made) in enumerate(picture_fits(x, y, seed).items()):
         top, bottom = panels[:, column]
         predicted = made.predict(seed + 1, grid)
-        plots.regression(top, grid, predicted, (x, y), plots.functions(seed + 2, made, grid, 10))
+        plots.regression(top, grid, predicted, (x, y), made.functions(seed + 2, grid, 10))
         plots.uncertainty(bottom, grid, predicted)
         top.set_title(title, fontsize=11, loc="left")
         bottom.set_xlabel("x")
