@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aleator._errors import DataError, ModelError, message
-from aleator.predictive import PredictiveViews, integration_rule
+from aleator._quadrature import integration_rule
+from aleator.predictive import PredictiveViews
 
 
 class Score(NamedTuple):

@@ -85,8 +85,8 @@ def _gauss(q: _Gauss, p: _Gauss) -> float:
         whitened = np.linalg.solve(lower_p, np.column_stack([lower_q, q.mean - p.mean]))
         # Singular values of L_p⁻¹ L_q squared are the eigenvalues of S_p⁻¹ S_q.
         ratios, shift = np.linalg.svd(whitened[:, :-1], compute_uv=False) ** 2, whitened[:, -1]
-    # ½ Σ [r − 1 − log r + shift²]; log1p keeps the difference exact near r = 1.
-    return float(0.5 * np.sum(np.maximum(ratios - 1 - np.log1p(ratios - 1), 0.0) + shift**2))
+    # ½ Σ [r − 1 − log r + shift²], where r − 1 ≥ log r up to rounding.
+    return float(0.5 * np.sum(np.maximum(ratios - 1 - np.log(ratios), 0.0) + shift**2))
 
 
 def _read(value: Any, name: str) -> _Batch:

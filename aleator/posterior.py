@@ -18,9 +18,9 @@ import numpy as np
 from aleator import _tree
 from aleator._cache import cached
 from aleator._errors import ModelError, message
+from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.linalg import DensePrecision
-from aleator.predictive import Outputs
 
 BYTE_BUDGET = 256 * 2**20  # bytes of outputs and activations (estimated) alive at once while predicting
 ACTIVATION_FACTOR = 64  # activations per input entry assumed by that estimate

@@ -7,7 +7,8 @@ lenet: LeNet-5 on 128 images of 28 × 28 × 1. vgg: convolutions 32-32-M-64-64-M
 ("loop"); XLA's convolution only has a loop arm, because its kernel gradient in a `scan` takes minutes. PyTorch runs eagerly, contiguous
 and channels_last, in a process of its own that waits for its turn. Arms take turns within a repeat; medians over repeats are printed,
 with the best beside them, because a busy machine moves the median. cpu is the processor time of a step over all threads, which other
-jobs on the machine move less, and with --one-core (one thread on one core, both libraries) hardly at all. GFLOP/s counts 3 · 2 · multiply-adds of the forward pass · 128.
+jobs on the machine move less, and with --one-core (one thread on one core, both libraries) hardly at all. PyTorch's threads spin while
+they wait, so on a busy machine only --one-core compares fairly. GFLOP/s counts 3 · 2 · multiply-adds of the forward pass · 128.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import pytest
 
 import aleator as al
 from aleator import plots
-from aleator.predictive import Outputs, Predictive
+from aleator._outputs import Outputs
+from aleator.predictive import Predictive
 
 X = np.array([2.0, 0.0, 1.0])  # out of order on purpose
 

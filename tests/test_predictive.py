@@ -11,8 +11,9 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from aleator._errors import DataError, HealthWarning, ModelError
+from aleator._outputs import Outputs
 from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
-from aleator.predictive import Outputs, Predictive, concatenate, mix
+from aleator.predictive import Predictive, concatenate, mix
 
 RNG = np.random.default_rng(1)
 S, N, K = 5, 4, 2
@@ -182,12 +183,12 @@ def test_blocks_of_rows_change_nothing():
 
 def test_memory_stays_within_the_budget(monkeypatch):
     seen = []
-    pred = Predictive(Outputs(draws=np.zeros((50, 1000, 1)), extra={"scale": np.ones((50, 1))}), Gaussian(), max_bytes=10**6)
+    pred = Predictive(Outputs(draws=np.zeros((50, 1000, 1)), extra={"scale": np.ones((50, 1))}), Gaussian(), max_bytes=10**5)
     original = Predictive._moments
     monkeypatch.setattr(Predictive, "_moments", lambda self: seen.append(self.num_rows) or original(self))
     assert pred.mean.shape == (1000, 1)
     assert sum(seen) == 1000
-    assert max(seen) * 50 * 8 <= 10**6
+    assert max(seen) * 50 * 8 <= 10**5
 
 
 @pytest.mark.parametrize(("name", "likelihood", "f", "extra"), FEW, ids=[case[0] for case in FEW])
@@ -391,8 +392,17 @@ def test_heteroscedastic_gaussian_outputs():
     ]
     np.testing.assert_allclose(pred.aleatoric, noise, rtol=1e-8)
     assert np.all(pred.mutual_information > 0)
-    drawn = pred.draw(0, 10)
-    assert drawn.shape == (10, N, K)
+    assert pred.draw(0, 10).shape == (10, N, K)
+
+    class Open(HeteroscedasticGaussian):
+        """The same without its closed form: two outputs a column go through the product rule over f."""
+
+        def marginal(self, mean, variance, extra, df=None):
+            return None
+
+    smooth = dataclasses.replace(pred.outputs, variance=0.2 * variance)
+    closed, open_ = (Predictive(smooth, likelihood) for likelihood in (HeteroscedasticGaussian(min_scale=1.0), Open(min_scale=1.0)))
+    np.testing.assert_allclose(open_.log_prob(Y), closed.log_prob(Y), rtol=1e-6)
 
 
 def test_categorical_gaussian_outputs_are_deterministic_and_close():
@@ -512,12 +522,12 @@ def test_mix_of_different_models_and_of_classes():
 
 
 def test_an_unresolved_entropy_warns(monkeypatch):
-    import aleator.predictive
+    import aleator._quadrature
 
     def coarse(part, panels, split=None):
         nodes = np.broadcast_to(np.linspace(-1, 1, 3)[:, None, None], (3, part.num_rows, part.num_columns)).copy()
         return nodes, np.full_like(nodes, 0.1)
 
-    monkeypatch.setattr(aleator.predictive, "integration_rule", coarse)
+    monkeypatch.setattr(aleator._quadrature, "integration_rule", coarse)
     with pytest.warns(HealthWarning, match=r"integrates to 1 only within"):
         _ = gaussian_draws().entropy

@@ -36,8 +36,8 @@ class LeNet5:
     Weights start from N(0, 2/fan-in) for relu-like ψ, N(0, 1/fan-in) otherwise; biases from 0. Other image sizes change dense1 only.
 
     >>> net = LeNet5()
-    >>> params = net.init(jax.random.key(0))
-    >>> sum(leaf.size for leaf in jax.tree.leaves(params)), net.apply(params, jnp.ones((2, 28, 28, 1))).shape
+    >>> params = jax.eval_shape(net.init, jax.random.key(0))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params)), jax.eval_shape(net.apply, params, jnp.ones((2, 28, 28, 1))).shape
     (61706, (2, 10))
     """
 
@@ -97,7 +97,7 @@ class LeNet5Caffe:
     There is no nonlinearity after the convolutions but the pooling, as in the original. Weights start from N(0, 1/fan-in), those
     before the relu from N(0, 2/fan-in); biases from 0.
 
-    >>> sum(leaf.size for leaf in jax.tree.leaves(LeNet5Caffe().init(jax.random.key(0))))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(LeNet5Caffe().init, jax.random.key(0))))
     431080
     """
 
@@ -156,7 +156,7 @@ class VGG:
     0, norm gains from 1.
 
     >>> net = VGG(widths=((4,), (8,)), dense=(5,), norm="frn")
-    >>> net.apply(net.init(jax.random.key(0)), jnp.ones((2, 32, 32, 3))).shape
+    >>> jax.eval_shape(lambda key, x: net.apply(net.init(key), x), jax.random.key(0), jnp.ones((2, 32, 32, 3))).shape
     (2, 10)
     """
 
@@ -242,7 +242,7 @@ class ResNet:
     N(0, 2/fan-in), gains from 1, biases and thresholds from 0.
 
     >>> net = ResNet(in_shape=(8, 8, 3), depth=8, width=4)
-    >>> net.apply(net.init(jax.random.key(0)), jnp.ones((2, 8, 8, 3))).shape
+    >>> jax.eval_shape(lambda key, x: net.apply(net.init(key), x), jax.random.key(0), jnp.ones((2, 8, 8, 3))).shape
     (2, 10)
     """
 
