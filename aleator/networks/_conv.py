@@ -241,6 +241,8 @@ def _cut(g: Array, geometry: Geometry) -> tuple[Array, Geometry]:
 
 def _cpu_kernel(x: Array, g: Array, geometry: Geometry) -> jax.Array:
     groups, c, out = geometry.groups, x.shape[3] // geometry.groups, g.shape[3]
+    if x.shape[0] == 0:  # the empty sum
+        return jnp.zeros((*geometry.kernel, c, out), x.dtype)
     if _pointwise(geometry) and groups == 1:
         return (x.reshape(-1, c).T @ g.reshape(-1, out)).reshape(1, 1, c, out)
     if groups == 1:
@@ -259,7 +261,7 @@ def _cpu_exchanged(x: Array, geometry: Geometry, g: Array) -> jax.Array:
     """w̄ as a plain convolution in which images and channels change places: x's channels are the images, g is the kernel.
 
     The sum over all images runs as a loop over as many as the cache holds, three times as fast as in one go. For one image (each
-    example's own gradient, member by member) the form is as good: 2 to 10 times as fast as a batched matmul over patches.
+    example's own gradient, member by member) the form is as good: 1.2 to 10 times as fast as a batched matmul over patches.
     """
     kh, kw = geometry.kernel
 

@@ -183,6 +183,12 @@ def test_the_kernel_gradient_in_chunks_of_images(monkeypatch):
             agree(run(ours), run(xla), 200)
 
 
+def test_no_images_give_no_outputs_and_a_zero_gradient():
+    y, pull = jax.vjp(conv2d, jnp.ones((0, 5, 5, 2)), jnp.ones((3, 3, 2, 4)))
+    assert y.shape == (0, 5, 5, 4)
+    assert [leaf.shape for leaf in pull(y)] == [(0, 5, 5, 2), (3, 3, 2, 4)] and not pull(y)[1].any()
+
+
 def test_scan_remat_and_loop():
     ours, xla, x, w = pair("lenet second")
     x, w = x.astype(np.float32), w.astype(np.float32)
