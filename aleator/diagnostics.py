@@ -103,7 +103,6 @@ def to_arviz(posterior: Any, key: Key, num_samples: int) -> Any:
 
     draws = posterior.sample(key, num_samples)
     named = {path: np.asarray(leaf)[None] for path, leaf in zip(_tree.paths(draws), jax.tree.leaves(draws), strict=True)}
-    try:
-        return arviz.from_dict({"posterior": named})  # ArviZ 1.x
-    except (TypeError, ValueError, AttributeError):
-        return arviz.from_dict(posterior=named)
+    if int(arviz.__version__.split(".")[0]) >= 1:
+        return arviz.from_dict({"posterior": named})
+    return arviz.from_dict(posterior=named)

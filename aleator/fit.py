@@ -160,7 +160,7 @@ def fit(
     >>> model = al.LinearModel(al.features.Polynomial(1), al.Gaussian(0.5), al.Normal(1.0))
     >>> result = al.fit(0, model, (x, 2 * x), al.Exact())
     >>> float(result.predict(1, np.array([0.5])).mean[0].round(3))
-    0.965
+    0.967
     """
     options = loop.Options(progress, checkpoint, checkpoint_every, resume, driver, parallel)
     return _fit(as_key(key), model, data, method, init=init, validation=validation, temperature=temperature, options=options)
@@ -284,6 +284,8 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
     members = getattr(method, "num_members", None)
     bootstrap, holdout = getattr(method, "bootstrap", False), method.holdout
     spread = lambda batch: batch if members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), batch)
+    if data is None:
+        return None, None
     if not bootstrap and (not holdout or held is not None):
         return None, None if held is None else spread(held.batch())
     if not isinstance(data, Data):
