@@ -46,6 +46,8 @@ def process(*arguments, **options):
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        # A suite started in the background ignores Ctrl-C, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
     )
 
