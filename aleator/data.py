@@ -241,19 +241,26 @@ class BatchOrder:
     """Row numbers of random mini-batches, as one endless concatenation of shuffled epochs.
 
     Batches are cut across epoch borders, so all have the same size and no padding is needed: a ragged last batch does not exist. Each row
-    is equally likely at each place, so every batch gives an unbiased sum. Epoch e is shuffled by Philox(seed, e), so any step can be reached directly (resume).
+    is equally likely at each place, so every batch gives an unbiased sum. Epochs are shuffled in blocks, block b by Philox(seed, b), so
+    any step can be reached directly (resume) and short epochs cost no generator each.
     """
+
+    BLOCK = 1 << 14  # rows shuffled by one generator, or one epoch where that is longer
 
     def __init__(self, seed: int, num_data: int, batch_size: int):
         self.seed, self.num_data, self.batch_size = seed, num_data, batch_size
+        self.epochs = max(1, self.BLOCK // num_data)
 
     def rows(self, step: int, num_steps: int) -> np.ndarray:
         """Row numbers of `num_steps` batches from `step` on: (num_steps, batch_size) int32."""
         first, last = step * self.batch_size, (step + num_steps) * self.batch_size
-        epochs = range(first // self.num_data, -(-last // self.num_data))
-        orders = [
-            np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64))).permutation(self.num_data)
-            for epoch in epochs
-        ]
-        offset = first - epochs[0] * self.num_data
-        return np.concatenate(orders)[offset : offset + last - first].reshape(num_steps, self.batch_size).astype(np.int32)
+        length = self.epochs * self.num_data
+        blocks = range(first // length, -(-last // length))
+        offset = first - blocks[0] * length
+        order = np.concatenate([self._block(number) for number in blocks])
+        return order[offset : offset + last - first].reshape(num_steps, self.batch_size)
+
+    def _block(self, number: int) -> np.ndarray:
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, number], np.uint64)))
+        epochs = np.tile(np.arange(self.num_data, dtype=np.int32), (self.epochs, 1))
+        return generator.permuted(epochs, axis=1, out=epochs).ravel()

@@ -8,6 +8,7 @@ of step t comes from fold_in(key, t), and every mini-batch from (seed, epoch): a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -261,13 +262,20 @@ class _Job:
             self.count = MAX_CHUNK
         self._check_held()
 
-    def _feeds(self, feed: Any, count: int, capacity: int) -> list[Any]:
-        """Each group's batches. A stream is read once and shared; row numbers are each member's own."""
+    def _feeds(self, feed: Any, count: int, capacity: int) -> list[Callable[[], Any]]:
+        """Each group's batches, made when its thread asks for them, so that one group's can be shuffled while another computes.
+
+        A stream is read once and shared; row numbers are each member's own.
+        """
         if feed.kind == "stream":
-            return [feed.chunk(self.members, self.step, count, capacity)] * len(self.groups)
-        parts = [feed.chunk(group, self.step, count, capacity) for group in self.groups]
-        alone = [self.stacked and len(group) == 1 and part is not None for part, group in zip(parts, self.groups, strict=True)]
-        return [part[0] if single else part for part, single in zip(parts, alone, strict=True)]
+            shared = feed.chunk(self.members, self.step, count, capacity)
+            return [lambda: shared] * len(self.groups)
+
+        def make(group: range) -> Any:
+            part = feed.chunk(group, self.step, count, capacity)
+            return part[0] if self.stacked and len(group) == 1 and part is not None else part
+
+        return [functools.cache(functools.partial(make, group)) for group in self.groups]
 
     def _capacity(self, feed: Any, total: int) -> int:
         kept = 0
@@ -276,14 +284,14 @@ class _Job:
         per_step = max(1, feed.bytes_per_step * len(self.members), kept)
         return int(np.clip(FEED_BYTES // per_step, 1, min(MAX_CHUNK, total)))
 
-    def _call(self, kind: str, feeds: list[Any], count: int, capacity: int, driver: str) -> list[Any]:
+    def _call(self, kind: str, feeds: list[Callable[[], Any]], count: int, capacity: int, driver: str) -> list[Any]:
         def one(number: int) -> Any:
             with self._precision():
                 group = self.groups[number]
                 stacked = self.stacked and len(group) > 1
                 keys = self.keys[number]
                 advance = compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
-                out = advance(self.states[number], keys, self.step, count, self.data, feeds[number], capacity)
+                out = advance(self.states[number], keys, self.step, count, self.data, feeds[number](), capacity)
                 return jax.block_until_ready(out)
 
         if self.workers == 1:
@@ -295,7 +303,7 @@ class _Job:
     def _fed_rows(self, kind: str) -> bool:
         return kind in ("random", "once") or (kind == "full" and self.rows is not None)
 
-    def _choose_driver(self, kind: str, feeds: list[Any], count: int, capacity: int) -> str:
+    def _choose_driver(self, kind: str, feeds: list[Callable[[], Any]], count: int, capacity: int) -> str:
         """Heavy steps may run faster outside the compiled loop; both are timed once, on steps that are thrown away."""
         self._call(kind, feeds, 1, capacity, "loop")
         timed = {}
@@ -311,7 +319,7 @@ class _Job:
 
     # ---- looking at it ------------------------------------------------------------------------------------------------------------
 
-    def _check_finite(self, kind: str, feeds: list[Any], capacity: int, outs: list[Any], count: int) -> None:
+    def _check_finite(self, kind: str, feeds: list[Callable[[], Any]], capacity: int, outs: list[Any], count: int) -> None:
         """Stop at the first step whose watched number is not finite, with the state before it."""
         if self.algorithm.watch is None:
             return

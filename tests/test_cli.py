@@ -34,6 +34,13 @@ def run(*arguments, code=0):
     return types.SimpleNamespace(stdout=result.stdout, stderr=result.stderr, output=output)
 
 
+# `python -m aleator.cli`, but listening to Ctrl-C: a suite started in the background ignores it, and its children inherit that.
+PROGRAM = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('aleator.cli', run_name='__main__', alter_sys=True)"
+)
+
+
 def process(*arguments, **options):
     """The same as a program of its own."""
     environment = os.environ | {
@@ -41,13 +48,11 @@ def process(*arguments, **options):
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "aleator.cli", *map(str, arguments)],
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        # A suite started in the background ignores Ctrl-C, and its children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
     )
 
