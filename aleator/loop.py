@@ -179,10 +179,8 @@ class _Job:
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
             state, keys = compiled_init(algorithm)(key_init, key_steps, starts)
-        self.states = [self._pick(state, group) for group in self.groups]
-        self.keys = [keys[group.start] if len(group) == 1 else keys[group.start : group.stop] for group in self.groups]
-        self.held = [None if held is None else self._pick(held, group) for group in self.groups]
-        self.previous = self.states
+        self.all_keys, self.all_held = keys, held
+        self._deal(state)
         self.phase, self.step, self.total_steps, self.calls, self.seconds = 0, 0, 0, 0, 0.0
         self.count = FIRST_CHUNK
         self.position = [0, 0]
@@ -199,6 +197,13 @@ class _Job:
         if not self.stacked:
             return tree
         return _tree.take(tree, group[0] if len(group) == 1 else slice(group.start, group.stop))
+
+    def _deal(self, state: Any) -> None:
+        """Give each group its members' states, keys and held-out rows."""
+        self.states = self.previous = [self._pick(state, group) for group in self.groups]
+        keys = jax.random.clone(self.all_keys)  # a resumed run deals the same keys again, on purpose
+        self.keys = [keys[g.start] if len(g) == 1 else keys[g.start : g.stop] for g in self.groups]
+        self.held = [None if self.all_held is None else self._pick(self.all_held, group) for group in self.groups]
 
     def _join(self, parts: list[Any]) -> Any:
         """The inverse of `_pick` over all groups."""
@@ -423,8 +428,8 @@ class _Job:
         with self._precision():
             part = {name: array for name, array in arrays.items() if name.startswith("state/")}
             state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
-            self.groups = [range(*bounds) for bounds in meta.pop("groups")]
-            self.states = self.previous = [self._pick(state, group) for group in self.groups]
+            self.groups = [range(*bounds) for bounds in meta.pop("groups")]  # as they were, whatever machine this is
+            self._deal(state)
         for name, value in meta.items():
             setattr(self, name, value)
         self.traces = {name.removeprefix("trace/"): [array] for name, array in arrays.items() if name.startswith("trace/")}

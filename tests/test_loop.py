@@ -287,3 +287,23 @@ def test_temperature_scales_the_whole_log_joint() -> None:
     np.testing.assert_allclose(warm.log_joint(params, batch, beta=0.0), model.log_prior(params), rtol=1e-6)
     fit = al.fit(0, cases.linear_model(), (X, Y), al.MAP(num_steps=5), temperature=0.5)
     assert fit.manifest["temperature"] == 0.5
+
+
+def test_a_resume_keeps_the_grouping_of_the_run(tmp_path, monkeypatch) -> None:
+    """Begun stacked, resumed where members would run alone: the same bits, since the checkpoint remembers the groups."""
+    method = al.Ensemble(al.MAP(num_steps=60, batch_size=8, holdout=0.2, check_every=10, patience=100), 4)
+    whole = al.fit(0, cases.network_model(), (X, Y), method, parallel="vmap")
+    monkeypatch.setattr(loop, "FIRST_CHUNK", 10)
+    monkeypatch.setattr(loop, "MAX_CHUNK", 10)
+    save = loop._Job.save
+
+    def dying(self: loop._Job) -> None:
+        save(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop._Job, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, checkpoint_every=0.0, parallel="vmap")
+    monkeypatch.setattr(loop._Job, "save", save)
+    resumed = al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, resume=True, parallel="threads")
+    assert same(whole, resumed) and resumed.manifest["plan"]["groups"] == [4]
