@@ -199,6 +199,8 @@ def mixture(posteriors: list[Any], weights: np.ndarray | None = None) -> Posteri
     """Points and draws of equal number join into Draws; other kinds into a Mixture."""
     if not posteriors:
         raise ModelError(message("There is nothing to mix.", "0 posteriors", "at least one", "pass the members' posteriors"))
+    if len(posteriors) == 1:
+        return posteriors[0]
     if all(isinstance(p, Point) for p in posteriors):
         return Draws(_tree.stack([p.params for p in posteriors]), weights)
     if (
