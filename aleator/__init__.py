@@ -1,16 +1,29 @@
 """Aleator: Bayesian deep learning for Python on JAX. Any network, many ways of inference, one road from data to decision."""
 
-from aleator import criteria, features, hyperpriors, networks, posterior, priors
+from aleator import criteria, families, features, gradients, hyperpriors, networks, posterior, priors, sites
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
 from aleator._version import __version__
-from aleator.compare import Average, Comparison, average, compare
+from aleator.compare import Average, Choice, Comparison, average, choose, compare
 from aleator.data import Batch, Data, Standardiser, Stream, folds, split
-from aleator.divergences import kl
+from aleator.divergences import kl, kl_log_uniform
 from aleator.fit import Fit, fit
 from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
 from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
 from aleator.loop import Options
-from aleator.methods import MAP, METHODS, Ensemble, Exact, Method
+from aleator.methods import (
+    IVON,
+    MAP,
+    METHODS,
+    ConcreteDropout,
+    Dropout,
+    Ensemble,
+    Exact,
+    Method,
+    Renyi,
+    SparseDropout,
+    Variational,
+    VariationalDropout,
+)
 from aleator.model import BNN, LinearModel, Model
 from aleator.networks import as_network
 from aleator.posterior import Score
@@ -21,6 +34,15 @@ from aleator.store import load
 from aleator.target import Target, target_from_log_density
 
 __all__ = [
+    "Choice",
+    "choose",
+    "kl_log_uniform",
+    "gradients",
+    "sites",
+    "VariationalDropout",
+    "SparseDropout",
+    "Dropout",
+    "ConcreteDropout",
     "BNN",
     "MAP",
     "METHODS",
@@ -41,6 +63,7 @@ __all__ = [
     "HealthWarning",
     "HeteroscedasticGaussian",
     "InverseGamma",
+    "IVON",
     "LinearModel",
     "LogNormal",
     "Method",
@@ -53,17 +76,20 @@ __all__ = [
     "Options",
     "Poisson",
     "Predictive",
+    "Renyi",
     "Score",
     "Standardiser",
     "StoreError",
     "Stream",
     "StudentT",
     "Target",
+    "Variational",
     "__version__",
     "as_network",
     "average",
     "compare",
     "criteria",
+    "families",
     "features",
     "fit",
     "folds",

@@ -106,6 +106,11 @@ def compare(fits: Mapping[str, Any] | Sequence[Any], prior: Sequence[float] | No
             logits = values + np.log(weights)
         posterior = np.exp(logits - logits.max())
         posterior = posterior / posterior.sum()
+        if kinds[0] == "relative":
+            posterior = None
+            note = (
+                "Not ranked: these bounds hold up to a constant of each network. Use al.choose for settings of one method on one network."
+            )
         if kinds[0].endswith("bound"):
             note = f"These are {kinds[0]}s: their differences are not Bayes factors unless the gaps are equal."
     else:
@@ -147,8 +152,102 @@ def average(fits: Mapping[str, Any] | Sequence[Any], weights: Sequence[float] | 
     return Average(members, values / values.sum())
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """The best of several methods on one model: `fit`, with all candidates' scores (higher is better) and standard errors; print it for
+    the table. by: what the score is, in nats (the whole data for a bound, per row for held-out data)."""
+
+    fit: Any
+    candidates: tuple[Any, ...]
+    scores: np.ndarray
+    stderr: np.ndarray
+    by: str
+
+    @property
+    def best(self) -> Any:
+        """The winning method."""
+        return self.candidates[int(np.argmax(self.scores))]
+
+    def __str__(self) -> str:
+        labels = [_differences(candidate, self.candidates) for candidate in self.candidates]
+        width = max(9, *(len(label) for label in labels))
+        unit = "bound [nats, ↑]" if self.by == "elbo" else "held-out log predictive [nats per row, ↑]"
+        mark = lambda i: "  ← chosen" if i == int(np.argmax(self.scores)) else ""
+        rows = [f"{label:<{width}}  {self.scores[i]:>10.4g} ± {self.stderr[i]:.2g}{mark(i)}" for i, label in enumerate(labels)]
+        return "\n".join([f"{'candidate':<{width}}  {unit}", *rows])
+
+
+def choose(
+    key: KeyLike,
+    model: Any,
+    data: Any,
+    candidates: Sequence[Any],
+    by: str = "elbo",
+    validation: Any = None,
+    holdout: float = 0.1,
+    num_samples: int = 200,
+    **options: Any,
+) -> Choice:
+    """Fit one model by each candidate method and keep the best (B9: the dropout rate over a grid).
+
+    by="elbo": the fit's own bound on the log evidence. by="validation": mean log predictive density of held-out rows, those given or a
+    fraction `holdout`; the winner is then fitted again to all rows. options go to `al.fit`.
+    """
+    from aleator.data import Data, as_data
+    from aleator.fit import fit
+
+    if not candidates or by not in ("elbo", "validation"):
+        raise AleatorError(
+            message(
+                "There is nothing to choose by.",
+                f"{len(candidates)} candidates, by={by!r}",
+                "methods, and 'elbo' or 'validation'",
+                "fix it",
+            )
+        )
+    keys = list(jax.random.split(as_key(key), 2 * len(candidates) + 2))
+    rows, held, whole = data, validation, None
+    if by == "validation" and validation is None:
+        whole = as_data(data)
+        if not isinstance(whole, Data) or whole.num_data < 2:
+            raise AleatorError(message("The rows cannot be split.", type(data).__name__, "data in memory", "pass validation=(x, y)"))
+        order = np.asarray(jax.random.permutation(keys[-1], whole.num_data))
+        cut = min(max(1, round(holdout * whole.num_data)), whole.num_data - 1)
+        rows, test = whole.take(np.sort(order[cut:])), whole.take(np.sort(order[:cut]))
+        held = (test.x, test.y)
+    fits = [fit(k, model, rows, method, **options) for k, method in zip(keys, candidates, strict=False)]
+    scores, errors = [], []
+    for k, result in zip(keys[len(candidates) :], fits, strict=False):
+        if by == "elbo":
+            if result.log_evidence is None:
+                raise AleatorError(
+                    message(
+                        f"{type(result.method).__name__} gives no bound.",
+                        "log_evidence=None",
+                        "num_evidence > 0 and temperature 1",
+                        "choose by='validation'",
+                    )
+                )
+            scores.append(result.log_evidence.value)
+            errors.append(result.log_evidence.stderr)
+        else:
+            terms = np.asarray(result.predict(k, held[0], num_samples).log_prob(held[1]))
+            scores.append(float(terms.mean()))
+            errors.append(float(terms.std(ddof=1) / np.sqrt(len(terms))) if len(terms) > 1 else float("nan"))
+    winner = int(np.argmax(scores))
+    chosen = fits[winner] if whole is None else fit(keys[-2], model, data, candidates[winner], **options)
+    return Choice(chosen, tuple(candidates), np.array(scores), np.array(errors), by)
+
+
+def _differences(candidate: Any, candidates: Sequence[Any]) -> str:
+    """The settings in which a candidate differs from the others."""
+    fields = [f.name for f in dataclasses.fields(candidate)] if len({type(c) for c in candidates}) == 1 else []
+    told = [n for n in fields if len({repr(getattr(c, n)) for c in candidates}) > 1]
+    return ", ".join(f"{n}={getattr(candidate, n)}" for n in told) or type(candidate).__name__
+
+
 def _label(fit: Any) -> str:
     return f"{type(fit.model).__name__} by {type(fit.method).__name__}"
 
 
-__all__ = ["Average", "Comparison", "average", "compare"]
+__all__ = ["Average", "Choice", "Comparison", "average", "choose", "compare"]

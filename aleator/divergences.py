@@ -1,17 +1,27 @@
 """Kullback–Leibler divergences in closed form: Gaussians (scalar, diagonal, full covariance) and discrete distributions.
 
 KL(q, p) = ∫ q(x) log [q(x)/p(x)] dx ≥ 0, and 0 only when q = p.
+
+`kl_log_uniform` is the one that training needs by the million: N(θ, αθ²) against the log-uniform prior, elementwise and differentiable.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from aleator._errors import ModelError, message
+from aleator._typing import Array
 
 ACCEPTED = "(mean, variance) or (mean, covariance) as a tuple, a probability vector as a list or array, or a NumPyro distribution"
+
+
+# Where y = σ(SHIFT − log α) is ½: the bend of the curve lies in the middle of (0, 1), which keeps the degrees of the fits low.
+SHIFT = -3.0
 
 
 class _Gauss(NamedTuple):
@@ -177,3 +187,72 @@ def _read_distribution(value: Any, name: str) -> _Batch:
     raise ModelError(
         message(f"{name} cannot be read.", f"a {type(value).__name__} of event shape {value.event_shape}", ACCEPTED, "pass one of these")
     )
+
+
+# ------------------------------------------------------------------------------------------- Gaussian and log-uniform
+
+
+def kl_log_uniform(log_alpha: Any) -> Array:
+    """KL(N(θ, αθ²), p) in nats for the log-uniform prior p(|w|) ∝ 1/|w|, elementwise in log α; it does not depend on θ.
+
+    The prior is improper, so KL is defined up to a constant: here it is 0 at α → ∞, and positive. With D Dawson's function,
+
+        KL = E log|ε| − ½ log α + ½ (γ + log 2) = 2 ∫₀ᵘ D(v) dv,    ε ~ N(1, α),    u = (2α)^(−½),    dKL/d log α = −u D(u).
+
+    α → ∞: 1/(2α). α → 0: ½ (γ + log 2 − log α). Any shape and floating dtype; any order of derivative. Relative errors
+    of value and gradient stay below 1e-6 in float32 (where both exceed 1e-7) and 1e-8 in float64; both are finite for all finite log α.
+
+    >>> [round(float(kl_log_uniform(np.log(alpha))), 4) for alpha in (0.05, 1.0, 20.0)]
+    [2.1057, 0.4267, 0.0248]
+    """
+    return _kl_log_uniform(jnp.asarray(log_alpha))
+
+
+@jax.custom_jvp
+def _kl_log_uniform(log_alpha: Array) -> Array:
+    """½ log(1 + eᵗ) + y p(2y − 1) with t = SHIFT − log α, y = σ(t): the first term has the right growth at both ends, p is smooth."""
+    t = SHIFT - log_alpha
+    y = jax.nn.sigmoid(t)
+    # log(1 + eᵗ) from the y at hand, one logarithm and no overflow: −log(1 − y) below t = 0, t − log y above.
+    softplus = jnp.maximum(t, 0) - jnp.log1p(-jnp.minimum(y, 1 - y))
+    return 0.5 * softplus + y * _horner(_log_uniform_fit(_degree(t.dtype))[0], 2 * y - 1)
+
+
+@_kl_log_uniform.defjvp
+def _kl_log_uniform_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """−u D(u) has a fit of its own, y q(2y − 1): cheaper and more accurate than the derivative of p, and smooth for the next orders."""
+    (log_alpha,), (tangent,) = primals, tangents
+    y = jax.nn.sigmoid(SHIFT - log_alpha)
+    return _kl_log_uniform(log_alpha), -y * _horner(_log_uniform_fit(_degree(y.dtype))[1], 2 * y - 1) * tangent
+
+
+def _degree(dtype: Any) -> int:
+    """The lowest degrees at which the fits are at rounding level (float32), and well within 1e-8 (float64)."""
+    return 24 if dtype == jnp.float64 else 16
+
+
+def _horner(coefficients: tuple[float, ...], z: Array) -> Array:
+    """Σ cₖ zᵏ. All |cₖ| are of the size of the values, so powers lose nothing against Chebyshev's recurrence and cost half."""
+    total = jnp.full_like(z, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        total = total * z + coefficient
+    return total
+
+
+@functools.lru_cache
+def _log_uniform_fit(degree: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Coefficients of p and q in powers of z = 2y − 1, from Dawson's function by quadrature and least squares at Chebyshev points."""
+    from numpy.polynomial import chebyshev
+    from scipy.special import dawsn
+
+    z = chebyshev.chebpts1(128)
+    y = 0.5 * (1 + z)
+    t = np.log(y) - np.log1p(-y)
+    u = np.sqrt(0.5 * np.exp(t - SHIFT))  # increasing
+    # 2 ∫ D between neighbouring points by Gauss–Legendre, summed up.
+    nodes, weights = np.polynomial.legendre.leggauss(32)
+    half = 0.5 * np.diff(u, prepend=0.0)
+    exact = np.cumsum(2 * half * (dawsn((u - half)[:, None] + half[:, None] * nodes) @ weights))
+    fits = (chebyshev.chebfit(z, values / y, degree) for values in (exact - 0.5 * np.logaddexp(0.0, t), u * dawsn(u)))
+    p, q = (tuple(chebyshev.cheb2poly(fit).tolist()) for fit in fits)
+    return p, q

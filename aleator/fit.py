@@ -21,6 +21,7 @@ from aleator._typing import Key, KeyLike, Tree
 from aleator._version import __version__
 from aleator.data import Batch, Data, Stream, as_data, check_arrays
 from aleator.methods import Method
+from aleator.model import signature
 from aleator.posterior import Draws, Posterior, Score
 from aleator.predictive import Predictive
 from aleator.target import DensityTarget, Target
@@ -60,6 +61,8 @@ class Fit:
         `predict` knows each row's distribution; a curve needs all rows under the same θ.
         """
         key, x = as_key(key), self._inputs(x)
+        if self.posterior.draws_functions:
+            return self._predictive(self.posterior.outputs(key, self.model, x, num_samples)).draws
         with jax.enable_x64(True):  # exact posteriors are held in double precision
             draws = Draws(self.posterior.sample(key, num_samples))
             return self._predictive(draws.outputs(key, self.model, x, num_samples)).draws
@@ -85,6 +88,22 @@ class Fit:
     def save(self, path: str | os.PathLike) -> None:
         """Write one directory with JSON and safetensors; `al.load(path)` reads it back, bit for bit."""
         store.save(self, path)
+
+    def sites(self) -> str:
+        """How each parameter was treated, as a short table: path, shape, treatment."""
+        rows = [(r["path"], "×".join(map(str, r["shape"])), r["treatment"]) for r in self.manifest.get("sites", [])]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def prune(self, threshold: float = 3.0) -> Fit:
+        """The network without the weights whose log α exceeds `threshold`: smaller and faster, checked against this one.
+
+        Needs a fit with Gaussian dropout noise (al.SparseDropout). manifest["pruning"] has bytes and times before and after, and the
+        largest difference in outputs. Fine-tune it with `al.fit(key, pruned.model, data, al.MAP(…))`, which starts where it is.
+        """
+        from aleator.pruning import prune
+
+        return prune(self, threshold)
 
     def to_arviz(self, key: KeyLike, num_samples: int = NUM_SAMPLES) -> Any:
         """The posterior draws as an ArviZ object, one variable per parameter leaf."""
@@ -184,7 +203,7 @@ def _fit(
         raise MethodError(message("This is not a method.", repr(method), "an object such as al.MAP()", hint))
     began = datetime.datetime.now(datetime.UTC)
     key_start, key_rows, key_run, key_finish = split(key, 4)
-    model, data, convert, shapes = _bind(model, data)
+    model, data, convert, shapes, inputs = _bind(model, data)
     held = None if validation is None else _encode(as_data(validation), model)
     rows, held = _rows(key_rows, method, data, held)
     num_data = 0 if data is None else (data.num_data if rows is None else rows.shape[-1])
@@ -192,7 +211,7 @@ def _fit(
     target = (
         dataclasses.replace(model, temperature=temperature)
         if isinstance(model, DensityTarget)
-        else Target(model, num_data + before, temperature)
+        else Target(model, num_data + before, temperature, inputs)
     )
     algorithm = _build(method, target)
     if validation is not None and algorithm.check is None:
@@ -207,7 +226,7 @@ def _fit(
     starts = stats if stats is not None else _starts(key_start, target, algorithm, init)
     identity = store.identity(key, model, method, data, temperature) if options.checkpoint is not None else ""
     finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)
-    manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began)
+    manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began) | algorithm.notes
     try:
         result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert)
     except NonFiniteError as error:
@@ -231,13 +250,13 @@ def _public(model: Any) -> Any:
     return None if isinstance(model, DensityTarget) else model
 
 
-def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[str, Any]]:
-    """Check the data, encode y, and fit the model to their shapes: (model, data, converter for stream batches, shapes)."""
+def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[str, Any], Any]:
+    """Check the data, encode y, fit the model to their shapes: (model, data, converter for stream batches, shapes, signature of x)."""
     shapes: dict[str, Any] = {"x_shape": None, "y_shape": None, "squeeze": False}
     if isinstance(model, DensityTarget):
         if data is not None:
             raise DataError(message("A bare log density takes no data.", "data", "None", "put the data into the density, or use a model"))
-        return model, None, tuple, shapes
+        return model, None, tuple, shapes, None
     if isinstance(model, Target):
         model = model.model
     if not hasattr(model, "bind"):
@@ -268,9 +287,10 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
             return (checked.x, checked.y) if checked.weight is None else (checked.x, checked.y, checked.weight)
 
     shapes["x_shape"] = None if first.x is None else [list(leaf.shape[1:]) for leaf in jax.tree.leaves(first.x)]
+    shapes["x_dtype"] = None if first.x is None else [str(leaf.dtype) for leaf in jax.tree.leaves(first.x)]
     shapes["y_shape"] = list(np.shape(y_given)[1:]) if y_given is not None and hasattr(y_given, "shape") else None
     shapes["squeeze"] = y_given is not None and np.ndim(y_given) == 1
-    return model.bind(first.x, first.y), encoded, convert, shapes
+    return model.bind(first.x, first.y), encoded, convert, shapes, None if first.x is None else signature(first.x)
 
 
 def _encode(data: Data, model: Any, fitting: bool = True) -> Data:

@@ -61,7 +61,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    x64: run in float64 throughout. keep builds its value from the state alone: a resume asks it for the structure without an info.
+    x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -77,6 +77,7 @@ class Algorithm:
     watch: str | None = None
     verdict: Callable[[Any], tuple[str, bool]] | None = None
     x64: bool = False
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

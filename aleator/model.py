@@ -120,6 +120,12 @@ class _Supervised(abc.ABC):
         network = self.prior.log_prob(params["network"], params["prior"], self.fan_in(params["network"]))
         return network + self.likelihood.log_prior_extra(params["likelihood"])
 
+    def expected_log_prior(self, mean: Tree, variance: Tree, draw: Tree) -> Array | None:
+        """E[log p(w | h)] + log p(h) + log p(extra): weights in closed form under independent marginals N(mean, variance) given in the
+        "network" part, hyper-parameters and likelihood parameters at `draw`. None where the prior has no closed form."""
+        network = self.prior.expected_log_prob(mean["network"], variance["network"], draw["prior"], self.fan_in(mean["network"]))
+        return None if network is None else network + self.likelihood.log_prior_extra(draw["likelihood"])
+
     def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> Tree:
         return (self.apply if apply is None else apply)(self.weights(params), x, key)
 
@@ -168,7 +174,7 @@ class BNN(_Supervised):
         return getattr(self.network, "stochastic", False)
 
     def bind(self, x: Tree, y: Tree) -> BNN:
-        return _bound_network(self, _signature(x), _target_columns(y))
+        return _bound_network(self, signature(x), _target_columns(y))
 
     def init_weights(self, key: Key) -> Tree:
         return self.network.init(key)
@@ -219,7 +225,7 @@ class LinearModel(_Supervised):
             )
 
     def bind(self, x: Tree, y: Tree) -> LinearModel:
-        return _bound_linear(self, _signature(x), _target_columns(y))
+        return _bound_linear(self, signature(x), _target_columns(y))
 
     def init_weights(self, key: Key) -> Tree:
         if self.num_features is None:
@@ -264,15 +270,15 @@ def _check_parts(likelihood: Any, prior: Any) -> None:
 
 
 @cached
-def _bound_network(model: BNN, signature: Any, k: int) -> BNN:
+def _bound_network(model: BNN, shapes: Any, k: int) -> BNN:
     """The model for k target columns, once its outputs are known to fit: traced once per model and shape."""
-    model.check_outputs(_two_rows(signature), k)
+    model.check_outputs(rows_of(shapes), k)
     return dataclasses.replace(model, num_targets=k)
 
 
 @cached
-def _bound_linear(model: LinearModel, signature: Any, k: int) -> LinearModel:
-    rows = _two_rows(signature)
+def _bound_linear(model: LinearModel, shapes: Any, k: int) -> LinearModel:
+    rows = rows_of(shapes)
     shape = jax.eval_shape(model.features, rows).shape
     if len(shape) != 2 or shape[0] != 2:
         raise ModelError(
@@ -283,16 +289,16 @@ def _bound_linear(model: LinearModel, signature: Any, k: int) -> LinearModel:
     return model
 
 
-def _signature(x: Tree) -> Any:
+def signature(x: Tree) -> Any:
     """Structure, row shapes and dtypes of x: all that tracing needs, and hashable."""
     leaves, structure = jax.tree.flatten(x)
     return structure, tuple((tuple(leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves)
 
 
-def _two_rows(signature: Any) -> Tree:
-    """Shapes of a batch of two rows: enough to trace a network without touching the data."""
-    structure, leaves = signature
-    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct((2, *shape), dtype) for shape, dtype in leaves])
+def rows_of(shapes: Any, num_rows: int = 2) -> Tree:
+    """Shapes of a batch of x from its signature: enough to trace a network without touching the data."""
+    structure, leaves = shapes
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct((num_rows, *shape), dtype) for shape, dtype in leaves])
 
 
 def _target_columns(y: Tree) -> int:

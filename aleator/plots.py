@@ -6,15 +6,21 @@ data would remove (epistemic), orange always what it would not (aleatoric).
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import jax
 import numpy as np
 
+from aleator import _tree
 from aleator._errors import DataError, message
+from aleator._random import as_key, split
 from aleator._typing import KeyLike
+from aleator.loop import TRACE_POINTS
 
 EPISTEMIC = "#0072B2"
 ALEATORIC = "#E69F00"
@@ -25,6 +31,8 @@ HIGHLIGHT = "#009E73"
 # Opaque tints: two half-transparent bands on top of each other would mix into a third colour that is in no legend.
 EPISTEMIC_FILL = "#9CC8E3"
 ALEATORIC_FILL = "#FBE3B0"
+
+LOW_ALPHA = -5.0  # log α from which a weight counts as known: its noise is below a tenth of it
 
 
 def axes(ax: Any = None) -> Any:
@@ -126,6 +134,172 @@ def evidence(comparison: Any, ax: Any = None) -> Any:
         ax.set_title(comparison.note, fontsize=9, loc="left")
     _clean(ax)
     return ax
+
+
+def functions(key: KeyLike, fit: Any, x: Any, data: Any = None, num_draws: int = 12, level: float = 0.9, ax: Any = None) -> Any:
+    """Bands, mean and some functions of a Fit's posterior, one θ (for dropout one mask) a curve (B12); x (rows,) or (rows, 1).
+
+    `regression` with the predictions and draws made here; data: the (x, y) that was seen.
+    """
+    key_bands, key_curves = split(as_key(key), 2)
+    draws = _curves(fit.functions(key_curves, x, num_draws))
+    return regression(ax, x, fit.predict(key_bands, x), data, draws, level)
+
+
+def elbo(fit: Any, ax: Any = None) -> Any:
+    """The bound over the steps and its two parts, E log p(D|θ) and −KL, in nats, from fit.info: every point is one step's own estimate.
+
+    The bound is drawn as a running median over a twentieth of the points, so that its trend shows through the noise of the steps.
+    """
+    if not {"log_likelihood", "kl"} <= set(fit.info):
+        raise DataError(
+            message(
+                "There is no bound to draw.",
+                f"traces {sorted(fit.info)}",
+                "log_likelihood and kl",
+                "fit with al.Variational() or a method of the dropout family",
+            )
+        )
+    # What comes after the steps are sums for the evidence, which are not estimates of the whole.
+    steps = np.arange(0, fit.method.num_steps, max(1, fit.method.num_steps // TRACE_POINTS))
+    data, kl = (np.asarray(fit.info[name], np.float64)[: len(steps)] for name in ("log_likelihood", "kl"))
+    width = max(1, len(steps) // 20)
+    bound = _running_median(data - kl, width)
+    ax = axes(ax)
+    ax.plot(steps, data, color=HIGHLIGHT, linewidth=0.7, alpha=0.8, label="data term, E log p(D|θ)")
+    ax.plot(steps, -kl, color=ALEATORIC, linewidth=1.8, label="−KL")
+    ax.plot(steps, bound, color=MEAN, linewidth=1.8, label="bound, their sum")
+    # The first steps are orders of magnitude worse and would flatten all that follows.
+    late = np.concatenate([data[width:], -kl, bound[width:]])
+    low, high = float(np.min(late)), float(np.max(late))
+    ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    ax.set(xlabel="step", ylabel="nats")
+    _clean(ax)
+    return ax
+
+
+def weights(key: KeyLike, fit: Any, chosen: Any = None, num_weights: int = 6, num_samples: int = 2000, ax: Any = None) -> Any:
+    """Posterior densities of a few weights, one row each, scaled to the same height, with a dot at the mean and a line of ± 2 standard
+    deviations.
+
+    chosen: (path, index) pairs such as ("network.layer0.weight", (0, 3)); else num_weights spread evenly over all parameters. Histograms of
+    draws, so that every kind of posterior has them, those with a lump at 0 (dropout) too.
+    """
+    draws = jax.tree.map(np.asarray, fit.sample(key, num_samples))
+    leaves = dict(zip(_tree.paths(draws), jax.tree.leaves(draws), strict=True))
+    chosen = _spread_out(leaves, num_weights) if chosen is None else list(chosen)
+    if unknown := [path for path, _ in chosen if path not in leaves]:
+        raise DataError(message("There is no such parameter.", unknown[0], f"one of {list(leaves)}", "pass (path, index) pairs"))
+    ax = axes(ax)
+    for row, (path, index) in enumerate(chosen):
+        values = leaves[path][(slice(None), *index)].astype(np.float64)
+        heights, edges = np.histogram(values, bins=40)
+        ax.stairs(row - 0.8 * heights / heights.max(), edges, baseline=row, fill=True, color=EPISTEMIC_FILL, zorder=1)
+        mean, std = values.mean(), values.std()
+        ax.plot([mean - 2 * std, mean + 2 * std], [row, row], color=EPISTEMIC, linewidth=1.6, zorder=2)
+        ax.plot(mean, row, "o", color=EPISTEMIC, markersize=4, zorder=3)
+    ax.axvline(0.0, color=DATA, linewidth=0.6, linestyle=":", zorder=0)
+    names = [f"{path.removeprefix('network.')}[{', '.join(map(str, index))}]" for path, index in chosen]
+    ax.set_yticks(range(len(chosen)), names, fontsize=8)
+    ax.set_ylim(len(chosen) - 0.6, -1.0)
+    ax.set_xlabel("weight")
+    _clean(ax)
+    return ax
+
+
+def alphas(fit: Any, site: str, threshold: float = 3.0, ax: Any = None) -> Any:
+    """log α of every weight of a site (C8): grey above the threshold (noise, to be pruned), the darker the more precisely it is kept.
+
+    site: a path such as "layer0.weight". A dense weight is an image, its longer side across. Convolution kernels
+    (height, width, in, out) are tiles, input channels down and output channels across; with one input channel, in a square.
+    """
+    posterior = fit.posterior
+    if not hasattr(posterior, "log_alpha"):
+        raise DataError(message("This posterior has no α.", type(posterior).__name__, "Gaussian dropout", "fit with al.SparseDropout()"))
+    names = [path for path, take in zip(_tree.paths(posterior.params), posterior.chosen, strict=True) if take]
+    found = dict(zip([name.removeprefix("network.") for name in names], zip(names, posterior.log_alpha, strict=True), strict=True))
+    if (site := site.removeprefix("network.")) not in found:
+        raise DataError(message("There is no such site.", site, f"one of {list(found)}", "pass its path"))
+    name, log_alpha = found[site]
+    shape = dict(zip(_tree.paths(posterior.params), jax.tree.leaves(posterior.params), strict=True))[name].shape
+    values = np.broadcast_to(np.asarray(log_alpha, np.float64), shape)
+    down, across = ("input channel", "output channel") if values.ndim == 4 else ("input unit", "output unit")
+    image = _tiles(values) if values.ndim == 4 else values.reshape(-1, values.shape[-1])
+    if values.ndim != 4 and image.shape[0] > image.shape[1]:
+        image, down, across = image.T, across, down
+    if values.ndim == 4 and values.shape[2] == 1:
+        down, across = "", "kernels"
+    ax = axes(ax)
+    from matplotlib import colormaps
+
+    colours = colormaps["cividis"].with_extremes(over="#E8E8E8", bad="white")
+    drawn = ax.imshow(image, cmap=colours, vmin=LOW_ALPHA, vmax=threshold, interpolation="nearest", aspect="equal")
+    ax.set(xticks=[], yticks=[], xlabel=across, ylabel=down)
+    ax.spines[:].set_visible(False)
+    ax.set_title(f"{site}: {100 * np.mean(values > threshold):.1f} % above log α = {threshold:g}", fontsize=9, loc="left")
+    ax.get_figure().colorbar(drawn, ax=ax, extend="both", shrink=0.8, label="log α")
+    return ax
+
+
+def gradient_variance(results: Any, ax: Any = None) -> Any:
+    """Variances of gradient estimators as bars on a logarithmic axis, each with its ratio to the first of its kind (C7).
+
+    results: {estimator: variance}, or {estimator: {part: variance}} for several kinds of parameter ("means", "scales").
+    """
+    rows = {name: dict(value) if isinstance(value, Mapping) else {"": value} for name, value in results.items()}
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    values = np.array([float(value) for row in rows.values() for value in row.values()])
+    if not len(values) or not np.all(np.isfinite(values) & (values > 0)) or any(list(row) != parts for row in rows.values()):
+        raise DataError(
+            message("These variances cannot be drawn.", repr(results), "positive numbers, the same parts for each", "leave out exact ones")
+        )
+    ax = axes(ax)
+    height = 0.8 / len(parts)
+    low = float(values.min()) / 3
+    for number, (part, colour) in enumerate(zip(parts, itertools.cycle((EPISTEMIC_FILL, ALEATORIC_FILL, "#BFE3D6")))):
+        first = next(iter(rows.values()))[part]
+        for place, row in enumerate(rows.values()):
+            at = place + (number - (len(parts) - 1) / 2) * height
+            label = part if place == 0 and part else "_"
+            ax.barh(at, row[part] - low, left=low, height=0.9 * height, color=colour, label=label)
+            ratio = "" if place == 0 else f"   {_ratio(row[part] / first)}"
+            shown = f"{row[part]:.3g}" if row[part] < 1000 else f"{row[part]:,.0f}"
+            ax.annotate(f"{shown}{ratio}", (row[part], at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.set_xscale("log")
+    ax.set_xlim(low, float(values.max()) * 8)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.set_xlabel("variance of the gradient")
+    _clean(ax)
+    return ax
+
+
+def _ratio(value: float) -> str:
+    return f"÷ {1 / value:.3g}" if value < 1 else f"× {value:.3g}"
+
+
+def _running_median(values: np.ndarray, width: int) -> np.ndarray:
+    """Median over the last `width` values, fewer at the start."""
+    return np.array([np.median(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)])
+
+
+def _spread_out(leaves: dict[str, np.ndarray], number: int) -> list[tuple[str, tuple[int, ...]]]:
+    """(path, index) of entries at even distances in the flattened parameters; leaves (S, …)."""
+    places = [(path, index) for path, leaf in leaves.items() for index in np.ndindex(leaf.shape[1:])]
+    return [places[i] for i in np.linspace(0, len(places) - 1, min(number, len(places))).round().astype(int)]
+
+
+def _tiles(kernels: np.ndarray) -> np.ndarray:
+    """(h, w, in, out) → one image of all kernels, a line of NaN between them."""
+    height, width, down, across = kernels.shape
+    if down == 1:  # one row of many kernels would be a stripe
+        down = int(np.ceil(np.sqrt(across)))
+        padded = np.full((height, width, down * -(-across // down)), np.nan)
+        padded[:, :, :across] = kernels[:, :, 0]
+        kernels, across = padded.reshape(height, width, down, -1), -(-across // down)
+    framed = np.full((height + 1, width + 1, down, across), np.nan)
+    framed[:height, :width] = kernels
+    return framed.transpose(2, 0, 3, 1).reshape(down * (height + 1), across * (width + 1))[:-1, :-1]
 
 
 def _chance(probability: float) -> str:

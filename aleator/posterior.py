@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,13 @@ from aleator import _tree
 from aleator._cache import cached
 from aleator._errors import ModelError, message
 from aleator._outputs import Outputs
+from aleator._random import noise_key
 from aleator._typing import Array, Key, Tree
 from aleator.linalg import DensePrecision
+from aleator.model import rows_of, signature
+from aleator.noise import keep
 
-BYTE_BUDGET = 256 * 2**20  # bytes of outputs and activations (estimated) alive at once while predicting
-ACTIVATION_FACTOR = 64  # activations per input entry assumed by that estimate
+BYTE_BUDGET = 256 * 2**20  # bytes of weights and activations (estimated) alive at once while predicting
 
 
 class Score(NamedTuple):
@@ -35,9 +38,10 @@ class Score(NamedTuple):
 
 
 class Posterior(abc.ABC):
-    """What a Fit asks of a posterior."""
+    """What a Fit asks of a posterior. draws_functions: each of the draws in `outputs` is one function at all rows."""
 
     log_evidence: Score | None
+    draws_functions: ClassVar[bool] = False
 
     @abc.abstractmethod
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
@@ -78,6 +82,190 @@ class Draws(Posterior):
             key, _tree.rows(self.params), (num_samples,), p=None if self.weights is None else jnp.asarray(self.weights)
         )
         return _tree.take(self.params, chosen)
+
+
+class Sampled(Posterior):
+    """A posterior that makes its draws as they are needed. Subclasses are frozen dataclasses and pytrees (`sampled`).
+
+    A draw is a function: `function(key, model, x)` is one draw's outputs at all rows of x and its likelihood parameters, so that one
+    key is one function whatever the rows. Where a draw is a parameter tree, `draw(key)` gives it.
+    """
+
+    log_evidence: Score | None
+    draws_functions: ClassVar[bool] = True
+
+    def draw(self, key: Key) -> Tree:
+        """One parameter tree; the key is on the fast generator."""
+        raise ModelError(
+            message(
+                f"{type(self).__name__} has no draws of weights.",
+                "noise that is not a function of the weights alone",
+                "draws of functions",
+                "use fit.functions(key, x) or fit.predict(key, x)",
+            )
+        )
+
+    def function(self, key: Key, model: Any, x: Tree) -> tuple[Tree, dict]:
+        params = self.draw(key)
+        return model.outputs(params, x, None), model.extra(params)
+
+    def sample(self, key: Key, num_samples: int) -> Tree:
+        return _draws(num_samples)(dataclasses.replace(self, log_evidence=None), key)  # type: ignore[type-var]
+
+    def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        bare = dataclasses.replace(self, log_evidence=None)  # type: ignore[type-var]
+        per_draw, per_row = 2 * _tree.nbytes(bare), row_bytes(model, x)
+        fixed = lambda rows: per_draw + rows * per_row
+        keys = jax.random.split(key, num_samples)
+
+        def piece(rows: Tree) -> tuple[Tree, dict]:
+            count = 1 if rows is None else _tree.rows(rows)
+            block = int(np.clip(BYTE_BUDGET // fixed(count), 1, num_samples))
+            # All pieces of rows meet the same functions: the same keys, on purpose.
+            return _functions(model)(bare, jax.random.clone(keys), rows, block)
+
+        draws, extra = _by_rows(piece, x, fixed, axis=1, whole=True)
+        return Outputs(draws=draws, extra=extra)
+
+
+def sampled(data_fields: tuple[str, ...], meta_fields: tuple[str, ...] = ()) -> Callable[[type], type]:
+    """Make a Sampled subclass a pytree: arrays in data_fields, hashable settings in meta_fields."""
+    return lambda cls: jax.tree_util.register_dataclass(cls, list(data_fields), [*meta_fields, "log_evidence"])
+
+
+@sampled(("mean", "operator"), ("chosen",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gaussian(Sampled):
+    """θ ~ N(mean, Σ) over the flattened leaves with chosen[i] = True; the others stay at their mean.
+
+    mean: the full parameter tree. operator: Σ as in `aleator.linalg` (num_noise, sqrt_matvec, diagonal, logdet). chosen: one flag a leaf.
+    """
+
+    mean: Tree
+    operator: Any
+    chosen: tuple[bool, ...]
+    log_evidence: Score | None = None
+
+    def draw(self, key: Key) -> Tree:
+        leaves, structure = jax.tree.flatten(self.mean)
+        picked = [leaf for leaf, take in zip(leaves, self.chosen, strict=True) if take]
+        spread = self.operator.sqrt_matvec(jax.random.normal(key, (self.operator.num_noise,), picked[0].dtype))
+        parts = iter(jnp.split(spread, np.cumsum([leaf.size for leaf in picked])[:-1]))
+        moved = [leaf + next(parts).reshape(leaf.shape) if take else leaf for leaf, take in zip(leaves, self.chosen, strict=True)]
+        return jax.tree.unflatten(structure, moved)
+
+    def variance(self) -> Tree:
+        """Marginal variances, a tree like the mean; 0 for leaves that are not random."""
+        leaves, structure = jax.tree.flatten(self.mean)
+        sizes = [leaf.size for leaf, take in zip(leaves, self.chosen, strict=True) if take]
+        parts = iter(jnp.split(self.operator.diagonal(), np.cumsum(sizes)[:-1]))
+        filled = [next(parts).reshape(leaf.shape) if take else jnp.zeros_like(leaf) for leaf, take in zip(leaves, self.chosen, strict=True)]
+        return jax.tree.unflatten(structure, filled)
+
+
+@sampled(("mean", "values"), ("family", "chosen"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transformed(Sampled):
+    """θ = g(φ, z), z ~ N(0, I), over the flattened leaves with chosen[i] = True, g a family of `aleator.families` (a flow); the others
+    stay at their mean. values: φ."""
+
+    mean: Tree
+    values: Tree
+    family: Any
+    chosen: tuple[bool, ...]
+    log_evidence: Score | None = None
+
+    def draw(self, key: Key) -> Tree:
+        leaves, structure = jax.tree.flatten(self.mean)
+        (flat,) = self.family.sample(key, jax.tree.map(jnp.asarray, self.values))
+        sizes = [leaf.size for leaf, take in zip(leaves, self.chosen, strict=True) if take]
+        parts = iter(jnp.split(flat, np.cumsum(sizes)[:-1]))
+        moved = [next(parts).reshape(leaf.shape) if take else leaf for leaf, take in zip(leaves, self.chosen, strict=True)]
+        return jax.tree.unflatten(structure, moved)
+
+
+@sampled(("params", "rates"), ("axes",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Masked(Sampled):
+    """W = M·diag(z)/(1 − p), z ~ Bernoulli(1 − p): dropout as a posterior over weights (B8), one mask per draw for all inputs (B12).
+
+    params: the weights M and everything else, at their point. axes: for each leaf the axes that number its input units, () where nothing
+    is dropped. rates: p of each leaf with axes, in order.
+    """
+
+    params: Tree
+    rates: Array
+    axes: tuple[tuple[int, ...], ...]
+    log_evidence: Score | None = None
+
+    def draw(self, key: Key) -> Tree:
+        leaves, structure = jax.tree.flatten(self.params)
+        dropped = [i for i, axes in enumerate(self.axes) if axes]
+        for number, (i, k) in enumerate(zip(dropped, jax.random.split(key, max(len(dropped), 1)), strict=False)):
+            shape = tuple(size if axis in self.axes[i] else 1 for axis, size in enumerate(leaves[i].shape))
+            rate = self.rates[number]
+            leaves[i] = leaves[i] * (keep(k, rate, shape, leaves[i].dtype) / (1.0 - rate).astype(leaves[i].dtype))
+        return jax.tree.unflatten(structure, leaves)
+
+
+@sampled(("params",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes(Sampled):
+    """Stochastic passes through a network with randomness of its own (its dropout layers): one seed per draw, shared by all inputs."""
+
+    params: Tree
+    log_evidence: Score | None = None
+
+    def function(self, key: Key, model: Any, x: Tree) -> tuple[Tree, dict]:
+        # Row by row under one key: the network draws the same noise for every row, whatever its own batch conventions.
+        row = lambda one: jax.tree.map(lambda out: out[0], model.outputs(self.params, jax.tree.map(lambda leaf: leaf[None], one), key))
+        return jax.vmap(row)(x), model.extra(self.params)
+
+    def sample(self, key: Key, num_samples: int) -> Tree:
+        """The weights, repeated: they are not random here, the passes are."""
+        return jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num_samples, axis=0), self.params)
+
+
+@sampled(("params", "log_alpha", "log_variance"), ("chosen",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class GaussianDropout(Sampled):
+    """w ~ N(θ, αθ²) on the leaves with chosen[i] = True, the others at their point (C3). log_alpha: log α of each chosen leaf, in order,
+    broadcastable to it. log_variance: log σ² in the same way, where it is the parameter and α follows from it: w ~ N(θ, σ²), which also
+    holds for α bounded or shared by a group."""
+
+    params: Tree
+    log_alpha: tuple[Array, ...]
+    chosen: tuple[bool, ...]
+    log_variance: tuple[Array, ...] | None = None
+    log_evidence: Score | None = None
+
+    def draw(self, key: Key) -> Tree:
+        leaves, structure = jax.tree.flatten(self.params)
+        places = [i for i, take in enumerate(self.chosen) if take]
+        additive = self.log_variance is not None
+        halves = [jnp.exp(0.5 * value) for value in (self.log_variance if self.log_variance is not None else self.log_alpha)]
+        for i, half, k in zip(places, halves, jax.random.split(key, max(len(places), 1)), strict=False):
+            noise = jax.random.normal(k, leaves[i].shape, leaves[i].dtype)
+            leaves[i] = leaves[i] + (half if additive else half * leaves[i]) * noise
+        return jax.tree.unflatten(structure, leaves)
+
+    def sparsity(self, threshold: float = 3.0) -> dict[str, float]:
+        """Share of each noisy leaf's weights with log α > threshold: those that are all noise and can go (C6)."""
+        return {path: float(1.0 - mask.mean()) for path, mask in self.masks(threshold).items()}
+
+    def compression(self, threshold: float = 3.0) -> float:
+        """|W| / |W≠0| over the noisy leaves."""
+        masks = self.masks(threshold).values()
+        return sum(mask.size for mask in masks) / max(1, sum(int(mask.sum()) for mask in masks))
+
+    def masks(self, threshold: float = 3.0) -> dict[str, np.ndarray]:
+        """True where a weight stays (log α ≤ threshold), by path."""
+        leaves, paths = jax.tree.leaves(self.params), _tree.paths(self.params)
+        places = [i for i, take in enumerate(self.chosen) if take]
+        return {
+            paths[i]: np.broadcast_to(np.asarray(log_alpha) <= threshold, leaves[i].shape)
+            for i, log_alpha in zip(places, self.log_alpha, strict=True)
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,9 +318,15 @@ class Mixture(Posterior):
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         keys = jax.random.split(key, len(self.components))
         share = max(1, num_samples // len(self.components))
+        weights = None if self.weights is None else np.repeat(np.asarray(self.weights) / share, share)
+        if all(isinstance(component, Sampled) for component in self.components):
+            parts = [component.outputs(k, model, x, share) for component, k in zip(self.components, keys, strict=True)]
+            join = lambda *leaves: np.concatenate(leaves)
+            return Outputs(
+                draws=jax.tree.map(join, *[p.draws for p in parts]), weights=weights, extra=jax.tree.map(join, *[p.extra for p in parts])
+            )
         draws = [component.sample(k, share) for component, k in zip(self.components, keys, strict=True)]
         params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *draws)
-        weights = None if self.weights is None else np.repeat(np.asarray(self.weights) / share, share)
         return _draw_outputs(model, params, x, weights)
 
     def sample(self, key: Key, num_samples: int) -> Tree:
@@ -149,9 +343,8 @@ def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> O
     """Outputs of every draw at every row: leaves (S, rows, …)."""
     num_draws = _tree.rows(params)
     params = jax.tree.map(jnp.asarray, params)
-    apply = _evaluator(model)
-    width = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(x)) if x is not None else 1
-    draws = _by_rows(lambda rows: apply(params, rows), x, lambda rows: num_draws * rows * width * 4 * ACTIVATION_FACTOR, axis=1)
+    apply, per_row = _evaluator(model), row_bytes(model, x)
+    draws = _by_rows(lambda rows: apply(params, rows), x, lambda rows: num_draws * rows * per_row, axis=1)
     extra = jax.tree.map(np.asarray, _extras(model)(params))
     return Outputs(draws=draws, weights=None if weights is None else np.asarray(weights), extra=extra)
 
@@ -160,6 +353,38 @@ def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> O
 def _evaluator(model: Any) -> Callable:
     """outputs(params with leading axis, x), compiled once per model."""
     return jax.jit(lambda params, x: jax.vmap(lambda p: model.outputs(p, x, None))(params))
+
+
+@cached
+def _functions(model: Any) -> Callable:
+    """Outputs and likelihood parameters of one function per key; `block` of them at a time."""
+
+    def evaluate(posterior: Any, keys: Key, x: Tree, block: int) -> tuple[Tree, dict]:
+        one = lambda key: posterior.function(noise_key(key), model, x)
+        return jax.vmap(one)(keys) if block >= len(keys) else jax.lax.map(one, keys, batch_size=block)
+
+    return jax.jit(evaluate, static_argnums=3)
+
+
+@functools.lru_cache(maxsize=64)
+def _draws(num_samples: int) -> Callable:
+    return jax.jit(lambda posterior, key: jax.lax.map(lambda k: posterior.draw(noise_key(k)), jax.random.split(key, num_samples)))
+
+
+def row_bytes(model: Any, x: Tree) -> int:
+    """Bytes of everything computed between one row of x and its outputs: an upper bound on what a row keeps alive."""
+    return 1 if x is None else _row_bytes(model, signature(x))
+
+
+@cached
+def _row_bytes(model: Any, shapes: Any) -> int:
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    try:
+        two, three = (jax.make_jaxpr(lambda p, rows: model.outputs(p, rows, None))(params, rows_of(shapes, n)).jaxpr.eqns for n in (2, 3))
+    except TypeError:  # a model whose outputs are not arrays
+        return 64 * sum(int(np.prod(shape)) * 4 for shape, _ in shapes[1])
+    total = lambda eqns: sum(int(np.prod(v.aval.shape)) * 4 for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "shape"))
+    return max(1, total(three) - total(two))
 
 
 @cached
@@ -173,8 +398,13 @@ def _extras(model: Any) -> Callable:
     return jax.jit(jax.vmap(model.extra))
 
 
-def _by_rows(function: Callable, x: Tree, cost: Callable[[int], int], axis: int = 0, budget: int | None = None) -> Tree:
-    """function(x) in pieces of rows whose estimated cost in bytes fits the budget, put together on the host."""
+def _by_rows(
+    function: Callable, x: Tree, cost: Callable[[int], int], axis: int = 0, budget: int | None = None, whole: bool = False
+) -> Tree:
+    """function(x) in pieces of rows whose estimated cost in bytes fits the budget, put together on the host.
+
+    With `whole`, function returns (per row, the same for all rows) and the second part is taken from the first piece.
+    """
     budget = BYTE_BUDGET if budget is None else budget
     if x is None:
         return jax.tree.map(np.asarray, function(None))
@@ -191,8 +421,11 @@ def _by_rows(function: Callable, x: Tree, cost: Callable[[int], int], axis: int 
         real = min(step, num_rows - first)
         cut = (slice(None),) * axis + (slice(real),)
         out = function(jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), x))  # noqa: B023
+        if whole:
+            out, same = out
         pieces.append(jax.tree.map(lambda leaf: np.asarray(leaf)[cut], out))  # noqa: B023
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *pieces)
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *pieces)
+    return (joined, jax.tree.map(np.asarray, same)) if whole else joined
 
 
 def mixture(posteriors: list[Any], weights: np.ndarray | None = None) -> Posterior:

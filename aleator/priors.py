@@ -34,6 +34,10 @@ class Prior(abc.ABC):
     def log_prob(self, raw: Tree, hyper: dict, fan_in: Tree) -> Array:
         """log p(raw, h), a scalar, over unconstrained h with the Jacobian."""
 
+    def expected_log_prob(self, mean: Tree, variance: Tree, hyper: dict, fan_in: Tree) -> Array | None:
+        """E[log p(raw, h)] over independent raw ~ (mean, variance), in closed form where log p is quadratic; None elsewhere."""
+        return None
+
     @abc.abstractmethod
     def sample(self, key: Key, weights: Tree, fan_in: Tree) -> tuple[Tree, dict]:
         """A draw (raw, h); `weights` gives structure, shapes and dtypes only."""
@@ -114,6 +118,11 @@ class Normal(_Fixed):
 
     def _log_density(self, z: Array) -> Array:
         return -0.5 * z**2 - 0.5 * np.log(2 * np.pi).item()
+
+    def expected_log_prob(self, mean: Tree, variance: Tree, hyper: dict, fan_in: Tree) -> Array:
+        """log p(mean) − Σ variance/(2s²)."""
+        spread = jax.tree.map(lambda v, s: jnp.sum(v) / (2.0 * s**2), variance, self.scales(mean, fan_in))
+        return self.log_prob(mean, hyper, fan_in) - _tree.sum_leaves(spread)
 
     def _draw(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
         return jax.random.normal(key, shape, dtype)
@@ -246,6 +255,12 @@ class Hierarchical(Prior):
         scales = self._scales(raw, hyper, fan_in) if self.centred else jax.tree.map(lambda _: jnp.ones(()), raw)
         log_normal = lambda w, s: jnp.sum(-0.5 * (w / s) ** 2 - 0.5 * np.log(2 * np.pi).item()) - w.size * jnp.log(s)
         return total + _tree.sum_leaves(jax.tree.map(log_normal, raw, scales))
+
+    def expected_log_prob(self, mean: Tree, variance: Tree, hyper: dict, fan_in: Tree) -> Array:
+        """log p(mean, h) − Σ variance/(2s²), with s = 1 for the non-centred form."""
+        scales = self._scales(mean, hyper, fan_in) if self.centred else jax.tree.map(lambda _: 1.0, mean)
+        spread = jax.tree.map(lambda v, s: jnp.sum(v) / (2.0 * s**2), variance, scales)
+        return self.log_prob(mean, hyper, fan_in) - _tree.sum_leaves(spread)
 
     def sample(self, key: Key, weights: Tree, fan_in: Tree) -> tuple[Tree, dict]:
         key_scale, key_raw = jax.random.split(key)

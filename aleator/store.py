@@ -24,10 +24,11 @@ from aleator._version import __version__
 from aleator.data import Data
 from aleator.linalg import DensePrecision
 from aleator.methods.exact import State as ExactState
-from aleator.posterior import Draws, LinearGaussian, Mixture, Point, Posterior, Score
+from aleator.posterior import Draws, LinearGaussian, Mixture, Point, Posterior, Sampled, Score
 
 SCHEMA = 1
 JSON_NAME = "fit.json"
+PARAMETER_TREES = ("params", "mean")  # fields of sampled posteriors shaped like the model's parameters
 
 
 def save(fit: Any, path: str | os.PathLike) -> None:
@@ -138,10 +139,10 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
 @functools.cache
 def _registry() -> dict[str, type]:
     """Every class that may be written and built again, by its name within the library."""
-    from aleator import features, hyperpriors, likelihoods, methods, model, networks, priors
+    from aleator import families, features, hyperpriors, likelihoods, linalg, methods, model, networks, posterior, priors
 
     found = {}
-    for module in (networks, features, hyperpriors, likelihoods, priors, model, methods):
+    for module in (networks, features, hyperpriors, likelihoods, priors, model, methods, linalg, families, posterior):
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith("aleator."):
                 short = module.__name__.removeprefix("aleator.")
@@ -289,6 +290,13 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
         spec["components"] = [_posterior_to_spec(part, arrays, f"{path}/{i}") for i, part in enumerate(posterior.components)]
     if isinstance(posterior, (Draws, Mixture)) and posterior.weights is not None:
         arrays[f"{path}/weights"] = np.asarray(posterior.weights)
+    if isinstance(posterior, Sampled):
+        for field in dataclasses.fields(posterior):  # type: ignore[arg-type]
+            value = getattr(posterior, field.name)
+            if field.name in PARAMETER_TREES:
+                arrays |= _files.flatten(value, f"{path}/{field.name}/")
+            elif field.name != "log_evidence":
+                spec[field.name] = to_spec(value, arrays, f"{path}/{field.name}")
     if isinstance(posterior, LinearGaussian):
         named = {name: getattr(posterior, name) for name in ("mean", "scale", "concentration", "rate")}
         named |= {"factor": posterior.operator.factor} | {f"stats.{name}": value for name, value in posterior.stats._asdict().items()}
@@ -298,7 +306,9 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
 
 def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], template: Tree, path: str) -> Posterior:
     kind, evidence = spec["kind"], None if spec["log_evidence"] is None else Score(*spec["log_evidence"])
-    if kind in ("Point", "Draws"):
+    sampled = _registry().get(f"posterior.{kind}")
+    sampled = sampled if sampled is not None and issubclass(sampled, Sampled) else None
+    if kind in ("Point", "Draws") or sampled is not None:
         if template is None:
             raise StoreError(
                 message(
@@ -308,6 +318,15 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
                     "pass al.load(path, template=params0)",
                 )
             )
+        if sampled is not None:
+            values: dict[str, Any] = {"log_evidence": evidence}
+            for field in dataclasses.fields(sampled):
+                if field.name in PARAMETER_TREES:
+                    prefix = f"{path}/{field.name}/"
+                    values[field.name] = _files.unflatten(template, {n: a for n, a in arrays.items() if n.startswith(prefix)}, prefix)
+                elif field.name in spec and field.name != "log_evidence":  # a field added since keeps its default
+                    values[field.name] = from_spec(spec[field.name], arrays)
+            return sampled(**values)
         prefix = f"{path}/params/"
         named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
         params = _files.unflatten(template, named, prefix, leading=0 if kind == "Point" else 1)

@@ -16,15 +16,20 @@ import jax.numpy as jnp
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
+from aleator.model import rows_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A model bound to N rows of data. temperature ≠ 1 is a departure from Bayes (a cold or warm posterior) and recorded as such."""
+    """A model bound to N rows of data. temperature ≠ 1 is a departure from Bayes (a cold or warm posterior) and recorded as such.
+
+    signature: structure, row shapes and dtypes of x, for methods that must look inside the network before the first batch.
+    """
 
     model: Any
     num_data: int
     temperature: float = 1.0
+    signature: Any = None
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -51,9 +56,18 @@ class Target:
     def log_prior(self, params: Tree) -> Array:
         return self.model.log_prior(params)
 
-    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None) -> Array:
+    def expected_log_prior(self, mean: Tree, variance: Tree, draw: Tree) -> Array | None:
+        """E[log p(θ)] under independent marginals N(mean, variance), or None where it has no closed form; see the model's."""
+        expected = getattr(self.model, "expected_log_prior", None)
+        return None if expected is None else expected(mean, variance, draw)
+
+    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Callable | None = None) -> Array:
         """Per-example terms, (n,)."""
-        return self.model.log_likelihood(params, batch, key)
+        return self.model.log_likelihood(params, batch, key, apply)
+
+    def rows(self, num_rows: int = 2) -> Tree:
+        """Shapes and dtypes of a batch of x: enough to trace the network. None where x is None or unknown."""
+        return None if self.signature is None else rows_of(self.signature, num_rows)
 
     def outputs(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
         return self.model.outputs(params, x, key)
@@ -99,6 +113,12 @@ class DensityTarget:
 
     def sample_prior(self, key: Key) -> Tree:
         return self._reference("sample")(key)
+
+    def expected_log_prior(self, mean: Tree, variance: Tree, draw: Tree) -> None:
+        return None
+
+    def rows(self, num_rows: int = 2) -> None:
+        return None
 
     def init(self, key: Key) -> Tree:
         """The given start, scattered by N(0, 0.1²) so that chains and members begin apart."""

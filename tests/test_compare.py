@@ -89,3 +89,39 @@ def test_average_by_evidence_is_the_default(fits) -> None:
     np.testing.assert_allclose(al.average(fits, al.compare(fits, [1, 0, 0])).weights, [1, 0, 0])
     with pytest.raises(al.AleatorError, match="weights do not fit"):
         al.average(fits, [1.0])
+
+
+def noisy_line() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 2)).astype(np.float32)
+    return x, (x[:, 0] + 0.1 * rng.normal(size=60)).astype(np.float32)
+
+
+def test_choose_by_bound_takes_the_smaller_rate_on_a_sharp_line() -> None:  # lecture: B9
+    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.1), al.Normal(1.0))
+    candidates = [al.Dropout(rate, placement="inputs", num_steps=200, num_evidence=8) for rate in (0.5, 0.001)]
+    choice = al.choose(0, model, noisy_line(), candidates)
+    assert choice.best is candidates[1] and choice.fit.method is candidates[1]
+    assert choice.scores[1] > choice.scores[0] and "rate=0.001" in str(choice) and "← chosen" in str(choice).splitlines()[2]
+    assert choice.fit.log_evidence.kind == "relative"
+    ranked = al.compare([choice.fit, choice.fit])
+    assert ranked.posterior is None and "constant" in ranked.note
+
+
+def test_choose_by_held_out_rows_fits_the_winner_to_all_rows() -> None:  # lecture: B9
+    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.1), al.Normal(1.0))
+    x, y = noisy_line()
+    candidates = [al.MAP(num_steps=1, learning_rate=1e-4), al.MAP(num_steps=300)]
+    choice = al.choose(0, model, (x, y), candidates, by="validation", holdout=0.2)
+    assert choice.best is candidates[1] and choice.fit.manifest["data"]["num_data"] == 60
+    given = al.choose(0, model, (x, y), candidates, by="validation", validation=(x[:5], y[:5]))
+    expected = given.fit.predict(1, x[:5]).log_prob(y[:5]).mean()  # MAP predictions use no randomness
+    np.testing.assert_allclose(given.scores[1], expected, rtol=1e-5)
+
+
+def test_choose_refuses_what_it_cannot_judge() -> None:
+    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.1), al.Normal(1.0))
+    with pytest.raises(al.AleatorError, match="nothing to choose by"):
+        al.choose(0, model, noisy_line(), [], by="elbo")
+    with pytest.raises(al.AleatorError, match="gives no bound"):
+        al.choose(0, model, noisy_line(), [al.MAP(num_steps=2)])

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import aleator as al
+from aleator.methods import _optimise
 from aleator.methods import map as map_file
 from tests.conformance import cases
 
@@ -41,7 +42,7 @@ def test_every_optimiser_finds_the_ridge_solution(method: al.MAP, tolerance: flo
 def test_flat_and_tree_parameters_give_the_same_steps(monkeypatch) -> None:
     method = al.MAP(num_steps=25, batch_size=8)
     flat = al.fit(0, cases.network_model(), (X, Y), method).predict(0, X).mean
-    monkeypatch.setattr(map_file, "FLAT_SIZE", 0)
+    monkeypatch.setattr(_optimise, "FLAT_SIZE", 0)
     target = al.Target(cases.network_model().bind(X, Y[:, None]), cases.N)
     assert isinstance(method.build(target).init(jax.random.key(0), target.init(jax.random.key(1))).params, dict)
     tree = al.fit(0, cases.network_model(), (X, Y), al.MAP(num_steps=25, batch_size=8, patience=11)).predict(0, X).mean

@@ -2,6 +2,7 @@
 
 from statistics import NormalDist
 
+import jax
 import numpy as np
 import pytest
 
@@ -128,3 +129,95 @@ def test_what_cannot_be_drawn_is_refused(predictive, linear_fit):
         plots.regression(None, X, wide)
     with pytest.raises(al.MethodError, match="bare log density"):
         dataclasses.replace(linear_fit, model=None).functions(0, X[:, None])
+
+
+@pytest.fixture(scope="module")
+def variational_fit():
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    model = al.BNN(al.networks.MLP(1, (3,), 1, "tanh"), al.Gaussian(0.2), al.Normal(1.0))
+    return al.fit(0, model, (x, x[:, 0]), al.Variational(num_steps=40, num_evidence=4))
+
+
+def test_functions_draws_bands_and_curves_of_a_fit(variational_fit):
+    grid = np.linspace(-1.0, 1.0, 7)[:, None]
+    ax = plots.functions(0, variational_fit, grid, data=(X, X), num_draws=5)
+    assert len(ax.lines) == 5 + 1
+    key_bands, key_curves = jax.random.split(jax.random.key(0), 2)
+    np.testing.assert_allclose(ax.lines[1].get_ydata(), variational_fit.functions(key_curves, grid, 5)[1])
+    np.testing.assert_allclose(ax.lines[-1].get_ydata(), variational_fit.predict(key_bands, grid).mean)
+
+
+def test_elbo_draws_the_parts_without_the_sums_of_the_evidence(variational_fit):
+    ax = plots.elbo(variational_fit)
+    data, minus_kl, bound = ax.lines
+    assert len(data.get_xdata()) == 40 < len(variational_fit.info["kl"])
+    np.testing.assert_array_equal(data.get_xdata(), np.arange(40))
+    np.testing.assert_allclose(data.get_ydata(), variational_fit.info["log_likelihood"][:40])
+    np.testing.assert_allclose(minus_kl.get_ydata(), -variational_fit.info["kl"][:40])
+    total = np.asarray(variational_fit.info["log_likelihood"] - variational_fit.info["kl"], float)
+    np.testing.assert_allclose(bound.get_ydata()[30], np.median(total[29:31]))  # 40/20 = 2 points
+
+
+def test_weights_draws_a_density_per_weight(variational_fit):
+    path = "network.layer0.weight"
+    ax = plots.weights(3, variational_fit, [(path, (0, 2)), ("network.layer1.bias", (0,))], num_samples=500)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["layer0.weight[0, 2]", "layer1.bias[0]"]
+    values = np.asarray(variational_fit.sample(3, 500)["network"]["layer0"]["weight"][:, 0, 2], float)
+    line, dot = ax.lines[:2]
+    np.testing.assert_allclose(line.get_xdata(), values.mean() + np.array([-2.0, 2.0]) * values.std())
+    np.testing.assert_allclose(dot.get_xdata(), values.mean())
+    assert len(ax.patches) == 2
+    assert len(plots.weights(3, variational_fit, num_samples=50).patches) == 6  # of ten: 3 + 3 + 3 + 1
+    with pytest.raises(al.DataError, match=r"no such parameter.*layer9"):
+        plots.weights(3, variational_fit, [("network.layer9.weight", (0,))], num_samples=2)
+
+
+def noisy(shape, log_alpha):
+    import types
+
+    params = {"network": {"map": {"bias": np.zeros(shape[-1]), "weight": np.ones(shape)}}}
+    return types.SimpleNamespace(posterior=al.posterior.GaussianDropout(params, (log_alpha,), (False, True)))
+
+
+def test_alphas_of_a_dense_map_lie_across_and_are_broadcast():
+    log_alpha = np.arange(3.0)[:, None] * 4.0  # one per input: 0, 4, 8
+    ax = plots.alphas(noisy((3, 2), log_alpha), "map.weight", threshold=5.0)
+    image = ax.images[0]
+    np.testing.assert_array_equal(image.get_array(), [[0.0, 4.0, 8.0]] * 2)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("input unit", "output unit")
+    assert image.get_clim() == (plots.LOW_ALPHA, 5.0)
+    assert "33.3 %" in ax.get_title(loc="left")
+    assert len(plots.alphas(noisy((3, 2), log_alpha), "network.map.weight").images) == 1
+    with pytest.raises(al.DataError, match="no such site"):
+        plots.alphas(noisy((3, 2), log_alpha), "map.bias")
+
+
+def test_alphas_of_kernels_are_tiles():
+    kernels = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    image = np.asarray(plots.alphas(noisy(kernels.shape, kernels), "map.weight").images[0].get_array().filled(np.nan))
+    assert image.shape == (4 * 3 - 1, 5 * 4 - 1)
+    np.testing.assert_array_equal(image[3:5, 8:11], kernels[:, :, 1, 2])
+    assert np.isnan(image[2]).all()
+    first = kernels[:, :, :1]  # one input channel: five kernels in a square of two by three
+    image = np.asarray(plots.alphas(noisy(first.shape, first), "map.weight").images[0].get_array().filled(np.nan))
+    assert image.shape == (3 * 3 - 1, 2 * 4 - 1)
+    np.testing.assert_array_equal(image[3:5, 4:7], first[:, :, 0, 3])
+
+
+def test_gradient_variance_draws_bars_with_ratios():
+    ax = plots.gradient_variance({"weight": {"means": 8.0, "scales": 1.0}, "local": {"means": 2.0, "scales": 3.0}})
+    widths = [patch.get_x() + patch.get_width() for patch in ax.patches]
+    np.testing.assert_allclose(widths, [8.0, 2.0, 1.0, 3.0])
+    assert [text.get_text() for text in ax.texts] == ["8", "2   ÷ 4", "1", "3   × 3"]
+    assert ax.get_xscale() == "log"
+    assert ax.get_legend_handles_labels()[1] == ["means", "scales"]
+    for wrong in ({}, {"exact": 0.0}, {"a": {"means": 1.0}, "b": {"scales": 1.0}}):
+        with pytest.raises(al.DataError, match="cannot be drawn"):
+            plots.gradient_variance(wrong)
+
+
+def test_pictures_of_fits_without_their_subject_are_refused(linear_fit):
+    with pytest.raises(al.DataError, match="no bound to draw"):
+        plots.elbo(linear_fit)
+    with pytest.raises(al.DataError, match="has no α"):
+        plots.alphas(linear_fit, "weight")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from aleator import _tree
-from aleator._errors import MethodError, message, nearest
+from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.loop import Algorithm, Phase
+from aleator.methods import _optimise
 from aleator.methods._method import Card, Method, check_positive
 from aleator.posterior import Point
 
-FLAT_SIZE = 100_000  # up to this many parameters one flat vector is faster: few fused updates instead of several per leaf
-
 
 class State(NamedTuple):
-    """params (flat for small models, see `_packing`) and optimiser state; best: with held-out data a Best, else ()."""
+    """params (flat for small models, see `_optimise.packing`) and optimiser state; best: with held-out data a Best, else ()."""
 
     params: Tree
     optimizer: Any
@@ -43,20 +39,13 @@ class Info(NamedTuple):
     log_likelihood: Array
 
 
-class Packing(NamedTuple):
-    """tree → what the optimiser moves, and back."""
-
-    pack: Callable[[Tree], Tree]
-    unpack: Callable[[Tree], Tree]
-
-
 def init(key: Key, start: Tree, optimizer: Any, early: bool) -> State:
     best = Best(start, jnp.asarray(-jnp.inf), jnp.zeros((), jnp.int32)) if early else ()
     return State(start, optimizer.init(start), best)
 
 
 def step(
-    key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, packing: Packing, adversarial: float
+    key: Key, state: State, batch: Batch | None, target: Any, optimizer: Any, packing: _optimise.Packing, adversarial: float
 ) -> tuple[State, Info]:
     """θ ← θ − update(∇[−log joint / N]): the prior's weight decay is scaled by N because the log joint is."""
     import optax
@@ -79,7 +68,7 @@ def step(
     return State(optax.apply_updates(state.params, updates), optimizer_state, state.best), Info(data)
 
 
-def check(state: State, held: Batch, target: Any, packing: Packing) -> State:
+def check(state: State, held: Batch, target: Any, packing: _optimise.Packing) -> State:
     """Remember the parameters with the best mean held-out log-likelihood."""
     score = held.weighted_sum(target.log_likelihood(packing.unpack(state.params), held)) / held.size
     better = score > state.best.score
@@ -133,16 +122,15 @@ class MAP(Method):
             raise MethodError(
                 message("MAP cannot use these fractions.", got, "0 ≤ holdout < 1 and adversarial ≥ 0", "pass e.g. holdout=0.1")
             )
-        _schedule(self)
-        _optimizer(self)
+        _optimise.optimizer(self)
 
     def build(self, target: Any) -> Algorithm:
-        optimizer, early = _optimizer(self), self.holdout > 0
+        optimizer, early = _optimise.optimizer(self), self.holdout > 0
         if early and target.model is None:
             raise MethodError(
                 message("A bare log density has no data to hold out.", f"holdout={self.holdout}", "holdout=0", "drop holdout")
             )
-        packing = _packing(target)
+        packing = _optimise.packing(jax.eval_shape(target.init, jax.random.key(0)))
 
         def position(state: State) -> Tree:
             return packing.unpack(state.best.params if early else state.params)
@@ -163,72 +151,8 @@ class MAP(Method):
         )
 
 
-def _packing(target: Any) -> Packing:
-    """pack and unpack: small parameter trees of one dtype travel as one flat vector."""
-    template = jax.eval_shape(target.init, jax.random.key(0))
-    leaves, structure = jax.tree.flatten(template)
-    if _tree.size(template) > FLAT_SIZE or len({leaf.dtype for leaf in leaves}) > 1 or len(leaves) < 2:
-        return Packing(lambda tree: tree, lambda tree: tree)
-    bounds = np.cumsum([0] + [int(np.prod(leaf.shape)) for leaf in leaves])
-
-    def pack(tree: Tree) -> Array:
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-    def unpack(flat: Array) -> Tree:
-        parts = [flat[a:b].reshape(leaf.shape) for a, b, leaf in zip(bounds[:-1], bounds[1:], leaves, strict=True)]
-        return jax.tree.unflatten(structure, parts)
-
-    return Packing(pack, unpack)
-
-
 def _smoothed(params: Tree, batch: Batch, target: Any, key: Key | None, epsilon: float) -> Batch:
     """The batch moved by ε in the direction in which each row's log-likelihood falls fastest."""
     total = lambda x: jnp.sum(target.log_likelihood(jax.lax.stop_gradient(params), dataclasses.replace(batch, x=x), key))
     direction = jax.tree.map(jnp.sign, jax.grad(total)(batch.x))
     return dataclasses.replace(batch, x=jax.tree.map(lambda x, d: x - epsilon * d, batch.x, direction))
-
-
-def _schedule(method: MAP) -> float | Callable:
-    import optax
-
-    steps = method.num_steps
-    made = {
-        "constant": lambda: method.learning_rate,
-        "cosine": lambda: optax.cosine_decay_schedule(method.learning_rate, steps),
-        "warmup_cosine": lambda: optax.warmup_cosine_decay_schedule(0.0, method.learning_rate, max(1, steps // 20), steps),
-    }
-    if method.schedule not in made:
-        got = repr(method.schedule) + nearest(str(method.schedule), made)
-        raise MethodError(
-            message("Unknown schedule.", got, f"one of {sorted(made)}", "choose one, or pass an optimizer with its own schedule")
-        )
-    return made[method.schedule]()
-
-
-def _optimizer(method: MAP) -> Any:
-    import optax
-
-    choice, rate = method.optimizer, _schedule(method)
-    if isinstance(choice, str):
-        factory = getattr(optax, choice, None)
-        if not callable(factory) or choice.startswith("_"):
-            names = ("adam", "adabelief", "adagrad", "lamb", "lbfgs", "lion", "nadam", "novograd", "radam", "rmsprop", "sgd", "yogi")
-            raise MethodError(
-                message(
-                    "Unknown optimiser.", repr(choice) + nearest(choice, names), f"an optax optimiser such as {names}", "check the spelling"
-                )
-            )
-        # L-BFGS finds its own step by line search; a learning rate would only spoil it.
-        made = optax.lbfgs() if choice == "lbfgs" else factory(rate)
-    elif isinstance(choice, optax.GradientTransformation):
-        made = choice
-    elif callable(choice):
-        made = choice(rate)
-    else:
-        raise MethodError(
-            message(
-                "Unknown optimiser.", repr(choice), "a name, a function of the learning rate, or an optax optimiser", "pass e.g. 'adam'"
-            )
-        )
-    parts = [made] if method.clip is None else [optax.clip_by_global_norm(method.clip), made]
-    return optax.with_extra_args_support(optax.chain(*parts) if len(parts) > 1 else made)

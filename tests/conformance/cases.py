@@ -37,6 +37,12 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "exact": (al.Exact(), ("linear",)),
     "map": (al.MAP(num_steps=STEPS, batch_size=8), ("linear", "network")),
     "ensemble": (al.Ensemble(al.MAP(num_steps=STEPS, batch_size=8), 3), ("linear", "network")),
+    "variational": (al.Variational(num_steps=STEPS, batch_size=8, num_evidence=8), ("linear", "network")),
+    "ivon": (al.IVON(num_steps=STEPS, batch_size=8), ("linear", "network")),
+    "dropout": (al.Dropout(0.2, placement="inputs", num_steps=STEPS, batch_size=8, num_evidence=4), ("linear", "network")),
+    "concrete_dropout": (al.ConcreteDropout(num_steps=STEPS, batch_size=8, num_evidence=4), ("linear", "network")),
+    "variational_dropout": (al.VariationalDropout(num_steps=STEPS, batch_size=8), ("linear", "network")),
+    "sparse_dropout": (al.SparseDropout(num_steps=STEPS, batch_size=8), ("linear", "network")),
 }
 MODELS = {"linear": linear_model, "network": network_model}
 METHOD_CASES = [(name, model) for name, (_, models) in METHODS.items() for model in models]

@@ -11,6 +11,7 @@ import pytest
 
 import aleator as al
 from aleator import loop, posterior
+from aleator.model import signature
 from aleator.target import Target
 
 from . import cases
@@ -105,13 +106,14 @@ def test_steps_run_under_jit_and_vmap(method: str, model: str) -> None:
     x, y = cases.regression()
     bound = cases.MODELS[model]().bind(x, y[:, None])
     chosen = cases.METHODS[method][0]
-    algorithm = getattr(chosen, "base", chosen).build(Target(bound, cases.N))
+    algorithm = getattr(chosen, "base", chosen).build(Target(bound, cases.N, signature=signature(x)))
     with jax.enable_x64(algorithm.x64):
         batch = al.Data(x, y[:, None]).batch()
         start = bound.init(jax.random.key(0))
         keys = jax.random.split(jax.random.key(1), 2)
-        states = jax.vmap(lambda key: algorithm.init(key, start))(keys)
-        mapped, _ = jax.jit(jax.vmap(algorithm.phases[0].step, in_axes=(0, 0, None)))(keys, states, batch)
+        states = jax.vmap(lambda key: algorithm.init(key, start))(jax.random.split(jax.random.key(2), 2))
+        # The same keys twice, on purpose: the two ways must agree.
+        mapped, _ = jax.jit(jax.vmap(algorithm.phases[0].step, in_axes=(0, 0, None)))(jax.random.clone(keys), states, batch)
         alone, _ = jax.jit(algorithm.phases[0].step)(keys[0], jax.tree.map(lambda leaf: leaf[0], states), batch)
     for a, b in zip(jax.tree.leaves(mapped), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6)

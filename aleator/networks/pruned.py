@@ -1,0 +1,86 @@
+"""A network with weights taken out: what is left of each linear map is stored as its non-zero entries and applied without dead units."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree, sites
+from aleator._typing import Array, Key, Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrunedSite:
+    """What is left of one linear map: units kept on both sides, and where the non-zero weights lie between them.
+
+    inputs, outputs: numbers of the units kept along one axis (None: all, or more than one axis). shape: of the kernel between them, as the
+    equation uses it; index: flat positions of the non-zero entries in it. in_axis, out_axis: of the arrays the map takes and gives.
+    """
+
+    name: str
+    inputs: np.ndarray | None
+    outputs: np.ndarray | None
+    shape: tuple[int, ...]
+    index: np.ndarray
+    in_axis: int
+    out_axis: int
+
+    def nbytes(self) -> int:
+        """Bytes of the indices, in the smallest integers that hold them."""
+        smallest = lambda array: 0 if array is None else array.size * np.min_scalar_type(int(array.max(initial=0))).itemsize
+        return smallest(self.index) + smallest(self.inputs) + smallest(self.outputs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pruned:
+    """A network as a function of the weights it kept: params = {"kept": {site: values (nnz,)}, "rest": {path: leaf}}."""
+
+    base: Any
+    parts: tuple[PrunedSite, ...]
+    params: Tree
+
+    def init(self, key: Key) -> Tree:
+        """The values it was made with: a pruned network has no fresh start."""
+        return jax.tree.map(jnp.asarray, self.params)
+
+    def apply(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
+        template = jax.eval_shape(self.base.init, jax.random.key(0))
+        leaves = [
+            params["rest"][path] if path in params["rest"] else jnp.zeros(leaf.shape, leaf.dtype)  # never computed with
+            for path, leaf in zip(_tree.paths(template), jax.tree.leaves(template), strict=True)
+        ]
+        full = jax.tree.unflatten(jax.tree.structure(template), leaves)
+        handler = self._handler(params["kept"])
+        return sites.replay(None, self.base.apply, full, x, handler, network_key=key)[0]
+
+    def rebuild(self, params: Tree) -> Tree:
+        return params
+
+    def nbytes(self) -> int:
+        """Bytes of what must be stored: values and positions of the weights kept, and the other parameters."""
+        return _tree.nbytes(jax.tree.map(jnp.asarray, self.params)) + sum(part.nbytes() for part in self.parts)
+
+    def _handler(self, kept: dict[str, Array]) -> Callable:
+        parts = {part.name: part for part in self.parts}
+
+        def handler(key: Any, site: sites.Site, inputs: Array, weights: sites.Operands, compute: Callable) -> tuple[Array, None]:
+            if site.name not in parts:
+                return sites.identity(key, site, inputs, weights, compute)
+            part, values = parts[site.name], kept[site.name]
+            kernel = jnp.zeros(int(np.prod(part.shape)), values.dtype).at[part.index].set(values, unique_indices=True).reshape(part.shape)
+            if part.inputs is not None:
+                inputs = jnp.take(inputs, part.inputs, axis=part.in_axis)
+            out = compute(inputs, kernel)
+            if part.outputs is not None:
+                shape = list(out.shape)
+                shape[part.out_axis] = site.output_shape[part.out_axis]
+                where = (slice(None),) * part.out_axis + (part.outputs,)
+                out = jnp.zeros(shape, out.dtype).at[where].set(out, unique_indices=True)
+            return out if weights.bias is None else out + weights.bias[0], None
+
+        return handler
