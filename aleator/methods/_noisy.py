@@ -92,8 +92,9 @@ def judge(key: Key, state: State, batch: Batch, target: Any, noise: Noise, packi
         outputs, extra = posterior.function(k, target.model, batch.x)
         return batch.weighted_sum(target.model.likelihood.log_prob(outputs, batch.y, extra))
 
-    totals = state.totals + jax.lax.map(one, keys)
-    return state._replace(totals=totals), Info(jnp.mean(totals), noise.kl(tree["model"], tree["noise"]))
+    here = jax.lax.map(one, keys)
+    estimate = jnp.mean(here) * (target.num_data / batch.size)  # in the units of the steps before, so that one trace holds both
+    return state._replace(totals=state.totals + here), Info(estimate, noise.kl(tree["model"], tree["noise"]))
 
 
 class NoisyMethod(Method):
