@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
     parser.add_argument("--rows", nargs="+", default=list(TITLES), choices=list(TITLES))
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=32)
     parser.add_argument("--work", default="mnist_work", help="checkpoints")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mnist.json"))
     args = parser.parse_args()
