@@ -36,19 +36,53 @@ def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[st
                 "The log-likelihood never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.",
                 False,
             )
-        if not result.stopped_early and _still_rising(trace):
+        if not result.stopped_early and still_rising(trace):
             return f"Still improving after {result.steps} steps: raise num_steps or learning_rate.", True
     how = "stopped early by the held-out data" if result.stopped_early else "the log-likelihood has levelled off"
     return f"Converged: {how} after {result.steps} steps, all finite.", True
 
 
-def _still_rising(trace: np.ndarray) -> bool:
+def still_rising(trace: np.ndarray) -> bool:
     """Whether the last tenth of the steps made a notable share of the climb, beyond the noise of the mini-batches."""
     trace = trace.reshape(-1, trace.shape[-1]).mean(axis=0)
     tenth = max(2, len(trace) // 10)
     first, before, last = trace[:tenth], trace[-2 * tenth : -tenth], trace[-tenth:]
     rise, noise = last.mean() - before.mean(), np.hypot(last.std(), before.std()) / np.sqrt(tenth)
     return bool(rise > STILL_RISING * max(last.mean() - first[0], 1e-12) and rise > 3 * noise)
+
+
+def pareto_k(log_ratios: np.ndarray) -> float:
+    """Shape k̂ of a generalised Pareto tail fitted to importance ratios (Vehtari et al. 2024; fit by Zhang and Stephens 2009).
+
+    Ratios with k < ½ have a finite variance, with k < 1 a finite mean. log_ratios (S,); the largest min(S/5, 3√S) make the tail, at least
+    5 of them. Equal ratios have no tail: −∞.
+    """
+    log_ratios = np.sort(np.asarray(log_ratios, np.float64) - np.max(log_ratios))
+    size = len(log_ratios)
+    number = int(np.ceil(min(0.2 * size, 3 * np.sqrt(size))))
+    if number < 5:
+        return float("nan")
+    cut = log_ratios[-number - 1]
+    excess = np.exp(log_ratios[-number:]) - np.exp(cut)
+    if not excess[-1] > 1e-12 or excess[0] <= 0:
+        return -np.inf if not excess[-1] > 1e-12 else _pareto_shape(excess[excess > 0])
+    return _pareto_shape(excess)
+
+
+def _pareto_shape(excess: np.ndarray) -> float:
+    """Posterior mean of k under the profile likelihood of θ = −k/σ, shrunk to ½ by ten observations' worth."""
+    number = len(excess)
+    if number < 2:
+        return float("nan")
+    grid = 30 + int(np.sqrt(number))
+    theta = 1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
+    theta = theta / (3.0 * excess[int(number / 4 + 0.5) - 1]) + 1 / excess[-1]
+    shape = np.mean(np.log1p(-theta[:, None] * excess), axis=1)
+    profile = number * (np.log(-theta / shape) - shape - 1)
+    weight = 1 / np.sum(np.exp(np.clip(profile - profile[:, None], -700, 700)), axis=1)
+    best = np.sum(theta * weight) / np.sum(weight)
+    k = np.mean(np.log1p(-best * excess))
+    return float((number * k + 10 * 0.5) / (number + 10))
 
 
 def explain_start(target: Any, params: Tree, data: Any) -> str:

@@ -27,9 +27,9 @@ from jax.scipy.linalg import solve_triangular
 from aleator import _tree, linalg
 from aleator._errors import MethodError, message, nearest
 from aleator._typing import Array, Key, Tree
+from aleator.noise import normal, normal_tree
 
 LOG_2PI = float(np.log(2 * np.pi))
-SMALL = 100_000  # up to this many numbers are drawn in one call
 Parts = tuple[Array, ...]
 
 
@@ -89,7 +89,7 @@ class MeanField(Family):
         return {"mean": parts, "rho": tuple(jnp.full_like(part, np.log(scale)) for part in parts)}
 
     def noise(self, key: Key, q: Tree) -> Tree:
-        return _normals(key, q["mean"])
+        return normal_tree(key, q["mean"])
 
     def draw(self, q: Tree, z: Tree, stratum: Any = 0) -> Parts:
         return jax.tree.map(lambda m, r, e: m + jnp.exp(r) * e, q["mean"], q["rho"], z)
@@ -118,7 +118,7 @@ class FullRank(Family):
         return {"mean": parts, "rho": jnp.full_like(flat, np.log(scale)), "lower": jnp.zeros((flat.size, flat.size), flat.dtype)}
 
     def noise(self, key: Key, q: Tree) -> Array:
-        return jax.random.normal(key, q["rho"].shape, q["rho"].dtype)
+        return normal(key, q["rho"].shape, q["rho"].dtype)
 
     def draw(self, q: Tree, z: Array, stratum: Any = 0) -> Parts:
         return (q["mean"][0] + _factor(q) @ z,)
@@ -154,7 +154,7 @@ class LowRank(Family):
         return {"mean": parts, "rho": jnp.full_like(flat, np.log(scale)), "spread": start}
 
     def noise(self, key: Key, q: Tree) -> Array:
-        return jax.random.normal(key, (q["spread"].shape[0] + self.rank,), q["rho"].dtype)
+        return normal(key, (q["spread"].shape[0] + self.rank,), q["rho"].dtype)
 
     def draw(self, q: Tree, z: Array, stratum: Any = 0) -> Parts:
         size = q["rho"].shape[0]
@@ -204,7 +204,7 @@ class MatrixNormal(Family):
         return {"mean": parts, "blocks": tuple(blocks)}
 
     def noise(self, key: Key, q: Tree) -> Tree:
-        return _normals(key, q["mean"])
+        return normal_tree(key, q["mean"])
 
     def draw(self, q: Tree, z: Tree, stratum: Any = 0) -> Parts:
         out = []
@@ -279,7 +279,7 @@ class MixtureOfGaussians(Family):
         return {"logits": jnp.zeros((self.num_components,), flat.dtype), "mean": mean, "rho": jnp.full_like(mean, np.log(scale))}
 
     def noise(self, key: Key, q: Tree) -> Array:
-        return jax.random.normal(key, q["mean"].shape[1:], q["mean"].dtype)
+        return normal(key, q["mean"].shape[1:], q["mean"].dtype)
 
     def draw(self, q: Tree, z: Array, stratum: Any = 0) -> Parts:
         return (q["mean"][stratum] + jnp.exp(q["rho"][stratum]) * z,)
@@ -329,7 +329,7 @@ class Flow(Family):
         return FullRank().init(key, parts, scale) | {"layers": tuple(layers)}
 
     def noise(self, key: Key, q: Tree) -> Array:
-        return jax.random.normal(key, q["rho"].shape, q["rho"].dtype)
+        return normal(key, q["rho"].shape, q["rho"].dtype)
 
     def draw(self, q: Tree, z: Array, stratum: Any = 0) -> Parts:
         for number, layer in enumerate(q["layers"]):
@@ -400,17 +400,6 @@ def _unit(lower: Array) -> Array:
 def _capacitance(spread: Array) -> Array:
     """Cholesky factor of I + BᵀB, (r, r)."""
     return jnp.linalg.cholesky(jnp.eye(spread.shape[1], dtype=spread.dtype) + spread.T @ spread)
-
-
-def _normals(key: Key, parts: Parts) -> Parts:
-    """One call where the parts are small: a generator's start costs more than its numbers."""
-    size, dtypes = _tree.size(parts), {part.dtype for part in parts}
-    if len(parts) > 1 and size <= SMALL and len(dtypes) == 1:
-        bounds = np.cumsum([part.size for part in parts])[:-1]
-        cut = jnp.split(jax.random.normal(key, (size,), parts[0].dtype), bounds)
-        return tuple(z.reshape(part.shape) for z, part in zip(cut, parts, strict=True))
-    keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-    return tuple(jax.random.normal(k, part.shape, part.dtype) for k, part in zip(keys, parts, strict=True))
 
 
 def _ravel(parts: Parts) -> Array:

@@ -301,6 +301,17 @@ def rows_of(shapes: Any, num_rows: int = 2) -> Tree:
     return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct((num_rows, *shape), dtype) for shape, dtype in leaves])
 
 
+def random_rows(key: Key, rows: Tree) -> Tree:
+    """Values for shapes of x, to try a network on: standard normals, and zeros and ones where x is whole numbers."""
+    leaves, structure = jax.tree.flatten(rows)
+    draw = lambda k, leaf: (
+        jax.random.normal(k, leaf.shape, leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        else jax.random.randint(k, leaf.shape, 0, 2).astype(leaf.dtype)
+    )
+    return jax.tree.unflatten(structure, [draw(k, leaf) for k, leaf in zip(jax.random.split(key, len(leaves)), leaves, strict=True)])
+
+
 def _target_columns(y: Tree) -> int:
     if y is None:
         raise DataError(message("A supervised model needs targets.", "y=None", "y of shape (N,) or (N, k)", "pass (x, y)"))

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aleator import _tree
 from aleator._typing import Array, Key, Tree
 from aleator.sites import Operands, Site
 
+SMALL = 100_000  # up to this many numbers are drawn in one call
 TINY = 1e-30  # keeps √variance differentiable where a unit receives nothing but zeros
 
 
@@ -33,10 +35,17 @@ def normal(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def normal_tree(key: Key, like: Tree) -> Tree:
-    """Independent standard normals shaped like a tree."""
+    """Independent standard normals shaped like a tree; in one call where it is small, since a generator's start costs more than its
+    numbers."""
     leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    return jax.tree.unflatten(structure, [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=False)])
+    if not leaves:
+        return like
+    if len(leaves) > 1 and _tree.size(leaves) <= SMALL and len({leaf.dtype for leaf in leaves}) == 1:
+        cuts = [int(cut) for cut in np.cumsum([leaf.size for leaf in leaves])[:-1]]
+        drawn = jnp.split(normal(key, (_tree.size(leaves),), leaves[0].dtype), cuts)
+        return jax.tree.unflatten(structure, [z.reshape(leaf.shape) for z, leaf in zip(drawn, leaves, strict=True)])
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(structure, [normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)])
 
 
 def local(key: Key, site: Site, inputs: Array, weights: Operands, compute: Callable) -> tuple[Array, None]:

@@ -14,6 +14,7 @@ import numpy as np
 from aleator import _tree, sites
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Tree
+from aleator.model import random_rows
 from aleator.networks.pruned import Pruned, PrunedSite
 from aleator.posterior import GaussianDropout, Point
 from aleator.priors import Normal
@@ -37,7 +38,7 @@ def prune(fit: Any, threshold: float) -> Any:
     if not hasattr(model, "network"):
         raise MethodError(message("There is no network to prune.", type(model).__name__, "al.BNN", "wrap the basis as a network"))
     params = jax.tree.map(jnp.asarray, fit.posterior.params)
-    weights, x = model.weights(params), _random_rows(fit.manifest["data"])
+    weights, x = model.weights(params), _rows(fit.manifest["data"])
     masks = {path.removeprefix("network.") if path != "network" else "": m for path, m in fit.posterior.masks(threshold).items()}
     found = sites.find(model.apply, weights, x)
     chosen = [site for site in found.sites if site.path in masks and _prunable(site)]
@@ -67,7 +68,9 @@ def prune(fit: Any, threshold: float) -> Any:
     status = (
         f"Pruned at log α > {threshold:g}: {report['compression']:.0f} times fewer weights; outputs agree to {report['difference']:.1e}."
     )
-    return type(fit)(small, fit.method, point, fit.info, status, fit.manifest | {"pruning": report | {"threshold": threshold}})
+    return type(fit)(
+        small, fit.method, point, fit.info, status, fit.manifest | {"pruning": report | {"threshold": threshold, "prior": repr(prior)}}
+    )
 
 
 def _prunable(site: sites.Site) -> bool:
@@ -152,13 +155,12 @@ def _values(part: PrunedSite, operand: np.ndarray, site: sites.Site) -> jax.Arra
     return jnp.asarray(_cut(operand, site, part.inputs, part.outputs).ravel()[part.index])
 
 
-def _random_rows(shapes: dict[str, Any]) -> jax.Array:
-    """Rows to compare two networks on: standard normals, or zeros and ones where x is whole numbers."""
+def _rows(shapes: dict[str, Any]) -> jax.Array:
+    """Rows to compare two networks on."""
     if shapes["x_shape"] is None or len(shapes["x_shape"]) != 1:
         raise MethodError(message("Pruning needs one array of inputs.", "x of another structure", "a single array", "wrap the network"))
-    rng = np.random.default_rng(0)
-    shape, dtype = (ROWS, *shapes["x_shape"][0]), np.dtype(shapes.get("x_dtype", ["float32"])[0])
-    return jnp.asarray(rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.normal(size=shape), dtype)
+    shape = (ROWS, *shapes["x_shape"][0])
+    return random_rows(jax.random.key(0), jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(shapes.get("x_dtype", ["float32"])[0])))
 
 
 def _report(model: Any, masked: Tree, small: Any, network: Pruned, x: Array) -> dict[str, Any]:

@@ -21,24 +21,24 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from aleator import _tree
+from aleator._equations import (
+    Pending,
+    Weight,
+    bind,
+    describe,
+    first_row,
+    follow,
+    grown_axis,
+    is_bias,
+    is_key,
+    leaf_axes_of,
+    moved,
+    noise_order,
+    rows_behind,
+)
 from aleator._typing import Array, Key, Tree
 
 FROM_X, FROM_PARAMS = 1, 2  # what a value of the network depends on
-FOLLOWED = {
-    "reshape",
-    "transpose",
-    "convert_element_type",
-    "slice",
-    "dynamic_slice",
-    "squeeze",
-    "broadcast_in_dim",
-    "expand_dims",
-    "rev",
-    "copy",
-    "split",
-    "reduce_precision",
-    "gather",
-}
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 
 
@@ -51,7 +51,8 @@ class Site(NamedTuple):
     weight_unit_axes, weight_out_axes: those of the weight as the equation uses it.
     example_axis, output_example_axis: where the rows of x went (None: nowhere). positions: how often one example uses the weight
     (pixels, scan steps, several equations): 1 means that noise on the outputs can stand for noise on the weights exactly. equations: how
-    many of them use the leaf; shared_steps: the steps of a scan use the same values. first: the inputs are computed from x alone, no parameter before. place: number of the equation, within nested ones.
+    many of them use the leaf; shared_steps: the steps of a scan use the same values. first: the inputs are computed from x alone, no
+    parameter before. place: number of the equation, within nested ones.
     """
 
     name: str
@@ -76,9 +77,9 @@ class Site(NamedTuple):
     first: bool
     place: tuple
 
-    def input_noise_shape(self, inputs: Array, shared: bool = False) -> tuple[int, ...]:
-        """Shape of one number per unit and example (per unit alone if shared), to broadcast against the inputs."""
-        keep = set(self.unit_axes) | (set() if shared or self.example_axis is None else {self.example_axis})
+    def input_noise_shape(self, inputs: Array) -> tuple[int, ...]:
+        """Shape of one number per unit and example, to broadcast against the inputs."""
+        keep = set(self.unit_axes) | (set() if self.example_axis is None else {self.example_axis})
         return tuple(size if axis in keep else 1 for axis, size in enumerate(inputs.shape))
 
     def output_noise_shape(self, outputs: Array) -> tuple[int, ...]:
@@ -88,11 +89,11 @@ class Site(NamedTuple):
 
     def input_order(self) -> tuple[int, ...]:
         """Axes of the inputs in the order noise is drawn: rows, positions, units. A network's own layout then cannot change its noise."""
-        return _order(len(self.input_shape), self.unit_axes, self.example_axis)
+        return noise_order(len(self.input_shape), self.unit_axes, self.example_axis)
 
     def output_order(self) -> tuple[int, ...]:
         """The same for the outputs."""
-        return _order(len(self.output_shape), self.output_axes, self.output_example_axis)
+        return noise_order(len(self.output_shape), self.output_axes, self.output_example_axis)
 
     def square(self, inputs: Array) -> Array:
         """What the inputs become where variances are propagated: their squares; indices stay as they are."""
@@ -199,26 +200,6 @@ def _look(apply: Callable, params: Tree, x: Tree, key: Key | None) -> _Run:
     return run
 
 
-class _Weight(NamedTuple):
-    """A parameter leaf on its way to an equation: its arrays now (value, *companions), and the steps that made them from the leaf."""
-
-    leaf: int
-    arrays: tuple[Array, ...]
-    chain: tuple[Callable, ...] = ()
-    times: int = 1  # how many scan steps use the same values
-
-
-class _Pending(NamedTuple):
-    """Outputs of a site not asked for yet: a bias may still join. after: layout changes since the equation."""
-
-    inputs: Array
-    weight: _Weight
-    compute: Callable
-    facts: dict[str, Any]
-    after: tuple[Callable, ...] = ()
-    key: Key | None = None
-
-
 @dataclasses.dataclass
 class _Note:
     """What one visit to a site showed."""
@@ -244,7 +225,7 @@ class _Run:
         values: list[Any] = []
         for i, leaf in enumerate(self.leaves):
             tracked = self.sites is None or self.paths[i] not in self.rest
-            values.append(_Weight(i, (leaf, *(tree[i] for tree in self.companions))) if tracked else leaf)
+            values.append(Weight(i, (leaf, *(tree[i] for tree in self.companions))) if tracked else leaf)
         rows = jax.tree.leaves(x)
         keys = [] if network_key is None else [network_key]
         bits = [FROM_PARAMS] * len(values) + [FROM_X] * (len(rows) + len(keys))
@@ -278,7 +259,7 @@ class _Run:
         def settle(variables: Sequence[Any]) -> None:
             """Several readers, or one that reads twice, must see one draw."""
             for var in variables:
-                if not isinstance(var, Literal) and isinstance(env[var], _Pending) and uses[var] > 1:
+                if not isinstance(var, Literal) and isinstance(env[var], Pending) and uses[var] > 1:
                     env[var] = self.plain(env[var], "", records)
 
         for number, eqn in enumerate(jaxpr.eqns):
@@ -297,20 +278,20 @@ class _Run:
         for mark in bits:
             total |= mark
         same = [total] * len(eqn.outvars)
-        weights = [i for i, value in enumerate(values) if isinstance(value, _Weight)]
-        pending = [i for i, value in enumerate(values) if isinstance(value, _Pending)]
+        weights = [i for i, value in enumerate(values) if isinstance(value, Weight)]
+        pending = [i for i, value in enumerate(values) if isinstance(value, Pending)]
         if len(pending) == 1 and not weights and name in ("transpose", "convert_element_type", "copy"):
             value = values[0]
-            facts = value.facts | _moved(value.facts, eqn) if name == "transpose" else value.facts
-            return [value._replace(after=(*value.after, lambda y: _bind(eqn, [y])[0]), facts=facts)], same
-        if name == "add" and len(pending) == 1 and len(weights) == 1 and _is_bias(values[weights[0]], values[pending[0]]):
+            facts = value.facts | moved(value.facts, eqn) if name == "transpose" else value.facts
+            return [value._replace(after=(*value.after, lambda y: bind(eqn, [y])[0]), facts=facts)], same
+        if name == "add" and len(pending) == 1 and len(weights) == 1 and is_bias(values[weights[0]], values[pending[0]]):
             return [self.close(values[pending[0]], values[weights[0]], records)], same
         if not weights:
-            return _bind(eqn, [self.plain(value, "", records) for value in values]), same
+            return bind(eqn, [self.plain(value, "", records) for value in values]), same
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             jaxpr, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            values = [self.plain(v, "", records) if isinstance(v, _Pending) else v for v in values]
+            values = [self.plain(v, "", records) if isinstance(v, Pending) else v for v in values]
             return self.walk(jaxpr, consts, values, bits, place, key, records)
         if name in ("checkpoint", "remat", "remat2"):
             return self.remat(eqn, values, bits, place, key, records)
@@ -320,19 +301,19 @@ class _Run:
             at = weights[0]
             others = [self.plain(v, "", records) if i != at else v for i, v in enumerate(values)]
             constant = all(mark == 0 for i, mark in enumerate(bits) if i != at)
-            followed = _follow(eqn, others, at, self.powers) if constant else None
+            followed = follow(eqn, others, at, self.powers) if constant else None
             if followed is not None:
                 return followed, same
-            described = _describe(eqn, others, at) if total & FROM_X else None
+            described = describe(eqn, others, at) if total & FROM_X else None
             if described is not None:
                 return [self.open(eqn, others, at, described, bits, place, key)], same
-        return _bind(eqn, [self.plain(value, name, records) for value in values]), same
+        return bind(eqn, [self.plain(value, name, records) for value in values]), same
 
     def plain(self, value: Any, reason: str, records: dict) -> Any:
         """An array, whatever it was: a pending site is asked for its outputs, a weight used elsewhere loses its site."""
-        if isinstance(value, _Pending):
+        if isinstance(value, Pending):
             return self.close(value, None, records)
-        if isinstance(value, _Weight):
+        if isinstance(value, Weight):
             self.spoiled.setdefault(value.leaf, f"used by {reason}")
             return value.arrays[0]
         return value
@@ -341,7 +322,7 @@ class _Run:
 
     def open(
         self, eqn: JaxprEqn, values: list[Any], at: int, described: dict[str, Any], bits: list[int], place: tuple, key: Any
-    ) -> _Pending:
+    ) -> Pending:
         weight = values[at]
         facts = described | {
             "leaf": weight.leaf,
@@ -356,12 +337,12 @@ class _Run:
         def compute(inputs: Array, kernel: Array) -> Array:
             operands = list(values)
             operands[described["input"]], operands[at] = inputs, kernel
-            return _bind(eqn, operands)[0]
+            return bind(eqn, operands)[0]
 
         facts["output_shape"] = tuple(eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
-        return _Pending(values[described["input"]], weight, compute, facts, (), key)
+        return Pending(values[described["input"]], weight, compute, facts, (), key)
 
-    def close(self, pending: _Pending, bias: _Weight | None, records: dict) -> Array:
+    def close(self, pending: Pending, bias: Weight | None, records: dict) -> Array:
         facts = pending.facts
 
         def compute(inputs: Array, kernel: Array, offset: Array | None = None) -> Array:
@@ -395,10 +376,10 @@ class _Run:
         for place in kept:
             facts = self.notes[place].facts
             other = None if longer is None or place not in longer.notes else longer.notes[place].facts
-            axis_in, axis_out = (_axis(facts[f], None if other is None else other[f]) for f in ("input_shape", "output_shape"))
+            axis_in, axis_out = (grown_axis(facts[f], None if other is None else other[f]) for f in ("input_shape", "output_shape"))
             n = 1
             if other is not None and axis_out is not None:
-                n = max(1, _count(facts["output_shape"][axis_out], other["output_shape"][axis_out]))
+                n = max(1, rows_behind(facts["output_shape"][axis_out], other["output_shape"][axis_out]))
             units = int(np.prod([facts["output_shape"][axis] for axis in facts["output_axes"]]))
             uses = facts["times"] * max(1, int(np.prod(facts["output_shape"])) // max(1, n * units))
             positions[facts["leaf"]] = positions.get(facts["leaf"], 0) + uses
@@ -415,7 +396,7 @@ class _Run:
             bias = None if bias is None or bias in self.spoiled else bias
             covered |= {leaf} | (set() if bias is None else {bias})
             shape = tuple(self.leaves[leaf].shape)
-            leaf_units, leaf_outs = _leaf_axes(facts, shape)
+            leaf_units, leaf_outs = leaf_axes_of(facts, shape)
             sites.append(
                 Site(
                     name=path if counts[leaf] == 1 else f"{path}#{used[leaf]}",
@@ -450,17 +431,17 @@ class _Run:
         self, eqn: JaxprEqn, values: list[Any], bits: list[int], place: tuple, key: Any, records: dict
     ) -> tuple[list[Any], list[int]]:
         """The body walked inside a new `jax.checkpoint` with the old policy."""
-        values = [self.plain(v, "", records) if isinstance(v, _Pending) else v for v in values]
+        values = [self.plain(v, "", records) if isinstance(v, Pending) else v for v in values]
         marks: list[int] = []
 
         def body(arrays: Any, key: Any) -> tuple[list[Array], dict]:
             own: dict[str, Any] = {}
-            args = [v._replace(arrays=a) if isinstance(v, _Weight) else a for v, a in zip(values, arrays, strict=True)]
+            args = [v._replace(arrays=a) if isinstance(v, Weight) else a for v, a in zip(values, arrays, strict=True)]
             outs, out_bits = self.walk(eqn.params["jaxpr"], (), args, bits, place, key, own)
             marks[:] = out_bits
             return [self.plain(out, "the result of a checkpointed block", own) for out in outs], own
 
-        arrays = [v.arrays if isinstance(v, _Weight) else v for v in values]
+        arrays = [v.arrays if isinstance(v, Weight) else v for v in values]
         outs, own = jax.checkpoint(body, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"])(arrays, key)
         records |= own
         return outs, marks
@@ -471,206 +452,28 @@ class _Run:
         for mark in bits:
             total |= mark
         num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
-        values = [self.plain(v, "", records) if isinstance(v, _Pending) else v for v in values]
+        values = [self.plain(v, "", records) if isinstance(v, Pending) else v for v in values]
         consts, carry, xs = values[:num_consts], values[num_consts : num_consts + num_carry], values[num_consts + num_carry :]
-        consts = [v._replace(times=v.times * length) if isinstance(v, _Weight) else v for v in consts]
+        consts = [v._replace(times=v.times * length) if isinstance(v, Weight) else v for v in consts]
         carry = [self.plain(v, "the carry of a scan", records) for v in carry]
         body_jaxpr = params["jaxpr"]
         inner_bits = bits[:num_consts] + [total] * num_carry + bits[num_consts + num_carry :]
         avals = [var.aval for var in body_jaxpr.jaxpr.outvars]
-        cast = lambda value, aval: lax.convert_element_type(value, aval.dtype) if not _is_key(aval) else value
+        cast = lambda value, aval: lax.convert_element_type(value, aval.dtype) if not is_key(aval) else value
 
         def body(state: Any, sliced: Any) -> Any:
             step, now = state
             own: dict[str, Any] = {}
             rows = [
-                v._replace(arrays=a, chain=(*v.chain, _first_row)) if isinstance(v, _Weight) else a for v, a in zip(xs, sliced, strict=True)
+                v._replace(arrays=a, chain=(*v.chain, first_row)) if isinstance(v, Weight) else a for v, a in zip(xs, sliced, strict=True)
             ]
             inner = None if key is None else jax.random.fold_in(key, step)
             outs, _ = self.walk(body_jaxpr.jaxpr, body_jaxpr.consts, [*consts, *now, *rows], inner_bits, (*place, "scan"), inner, own)
             outs = [cast(self.plain(out, "the result of a scan", own), aval) for out, aval in zip(outs, avals, strict=True)]
             return (step + 1, outs[:num_carry]), (outs[num_carry:], own)
 
-        sliced = [v.arrays if isinstance(v, _Weight) else v for v in xs]
+        sliced = [v.arrays if isinstance(v, Weight) else v for v in xs]
         first = (jnp.zeros((), jnp.int32), [cast(value, aval) for value, aval in zip(carry, avals[:num_carry], strict=True)])
         (_, last), (ys, own) = lax.scan(body, first, sliced, length=length, reverse=params["reverse"], unroll=params["unroll"])
         records |= own
         return [*last, *ys], [total] * len(eqn.outvars)
-
-
-# ---- equations --------------------------------------------------------------------------------------------------------------------
-
-
-def _bind(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
-    """Evaluate one equation as it stands."""
-    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return list(out) if eqn.primitive.multiple_results else [out]
-
-
-def _follow(eqn: JaxprEqn, values: list[Any], at: int, powers: tuple[int, ...]) -> list[_Weight] | None:
-    """A weight after an equation that only changes its layout or multiplies it by a constant; None for any other equation."""
-    name, weight = eqn.primitive.name, values[at]
-
-    def through(array: Array, power: int = 1) -> list[Array]:
-        operands = list(values)
-        operands[at] = array
-        if name in ("mul", "div", "neg") and power != 1:
-            if name == "neg":
-                return [array if power % 2 == 0 else -array]
-            operands[1 - at] = jnp.asarray(values[1 - at]) ** power
-        return _bind(eqn, operands)
-
-    if name in FOLLOWED and at == 0:
-        step = lambda leaf, number: through(leaf)[number]
-    elif name in ("mul", "neg") or (name == "div" and at == 0):
-        step = lambda leaf, number: leaf if name == "neg" else jnp.broadcast_to(leaf, eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
-    else:
-        return None
-    made = [through(array, power) for array, power in zip(weight.arrays, powers, strict=True)]
-    return [
-        weight._replace(arrays=tuple(outs[number] for outs in made), chain=(*weight.chain, lambda leaf, number=number: step(leaf, number)))
-        for number in range(len(eqn.outvars))
-    ]
-
-
-def _describe(eqn: JaxprEqn, values: list[Any], at: int) -> dict[str, Any] | None:
-    """Kind and axes of a linear map whose weight is operand `at`; None where the equation is not one."""
-    name, other = eqn.primitive.name, 1 - at
-    if name == "dot_general":
-        contracted, batch = eqn.params["dimension_numbers"]
-        ndims = [len(np.shape(v.arrays[0] if isinstance(v, _Weight) else v)) for v in values]
-        taken = [set(contracted[i]) | set(batch[i]) for i in (0, 1)]
-        free = [[d for d in range(ndims[i]) if d not in taken[i]] for i in (0, 1)]
-        first = len(batch[0])
-        spans = {0: range(first, first + len(free[0])), 1: range(first + len(free[0]), first + len(free[0]) + len(free[1]))}
-        shared = tuple(range(first))
-        return {
-            "kind": "dense",
-            "input": other,
-            "unit_axes": tuple(contracted[other]) + tuple(batch[other]),
-            "weight_units": tuple(contracted[at]) + tuple(batch[at]),
-            "output_axes": tuple(spans[at]) + shared,
-            "weight_outs": tuple(free[at]) + tuple(batch[at]),
-        }
-    if name == "conv_general_dilated" and at == 1:
-        numbers = eqn.params["dimension_numbers"]
-        if eqn.params["batch_group_count"] != 1:
-            return None
-        alone = eqn.params["feature_group_count"] == 1  # the kernel of a grouped convolution has no axis for all input channels
-        return {
-            "kind": "conv",
-            "input": 0,
-            "unit_axes": (numbers.lhs_spec[1],) if alone else (),
-            "weight_units": (numbers.rhs_spec[1],) if alone else (),
-            "output_axes": (numbers.out_spec[1],),
-            "weight_outs": (numbers.rhs_spec[0],),
-        }
-    if name == "conv2d" and at == 1 and len(np.shape(values[0])) == 4:
-        alone = eqn.params["geometry"].groups == 1
-        units = {"unit_axes": (3,), "weight_units": (2,)} if alone else {"unit_axes": (), "weight_units": ()}
-        return {"kind": "conv", "input": 0, "output_axes": (3,), "weight_outs": (3,)} | units
-    if name == "gather" and at == 0:
-        numbers = eqn.params["dimension_numbers"]
-        shape, sizes = np.shape(values[0].arrays[0]), eqn.params["slice_sizes"]
-        whole = tuple(d for d in range(len(shape)) if d not in numbers.collapsed_slice_dims)
-        if getattr(numbers, "operand_batching_dims", ()) or any(sizes[d] != shape[d] for d in whole):
-            return None
-        return {
-            "kind": "embedding",
-            "input": 1,
-            "unit_axes": (),
-            "weight_units": (),
-            "output_axes": tuple(numbers.offset_dims),
-            "weight_outs": whole,
-        }
-    return None
-
-
-def _is_bias(bias: _Weight, pending: _Pending) -> bool:
-    """A bias varies over output units alone: it has extent 1 along every other axis."""
-    array = np.shape(bias.arrays[0])
-    out = pending.facts["output_shape"]
-    if len(array) != len(out):
-        return False
-    return all(size == 1 or (axis in pending.facts["output_axes"] and size == out[axis]) for axis, size in enumerate(array))
-
-
-def _moved(facts: dict[str, Any], eqn: JaxprEqn) -> dict[str, Any]:
-    """Output axes and shape after a transpose."""
-    permutation = tuple(int(p) for p in eqn.params["permutation"])
-    return {
-        "output_axes": tuple(permutation.index(axis) for axis in facts["output_axes"]),
-        "output_shape": tuple(facts["output_shape"][p] for p in permutation),
-    }
-
-
-def _axis(shape: tuple[int, ...], longer: tuple[int, ...] | None) -> int | None:
-    """The one axis whose extent grew with the number of rows."""
-    if longer is None or len(shape) != len(longer):
-        return None
-    grown = [axis for axis, (a, b) in enumerate(zip(shape, longer, strict=True)) if a != b]
-    return grown[0] if len(grown) == 1 else None
-
-
-def _count(size: int, longer: int) -> int:
-    """Rows n behind an axis of n·k entries, given that n + 1 rows make (n + 1)·k."""
-    return size // (longer - size) if longer > size else 1
-
-
-def _leaf_axes(facts: dict[str, Any], shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes of the leaf that number the map's input and output units: the leaf's entries are numbered and sent down the same way.
-
-    The steps of a scan over stacked weights have units of their own, so the stacked axis counts among them. () where no axes of the leaf
-    number the units and nothing else (a kernel cut out of a flat vector).
-    """
-    if not facts["chain"]:
-        return tuple(sorted(facts["weight_units"])), tuple(sorted(facts["weight_outs"]))
-    labels = _sent(facts["chain"], shape)
-    last = _sent([_last_row if step is _first_row else step for step in facts["chain"]], shape)
-    stacked = set(_varying(np.stack([labels, last]), (0,), shape))
-
-    def numbering(axes: tuple[int, ...]) -> tuple[int, ...]:
-        found = set(_varying(labels, axes, shape))
-        others = set(_varying(labels, tuple(axis for axis in range(labels.ndim) if axis not in axes), shape))
-        return tuple(sorted(found | stacked)) if found and not (found | stacked) & others else ()
-
-    return numbering(facts["weight_units"]), numbering(facts["weight_outs"])
-
-
-def _sent(chain: Sequence[Callable], shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers of the leaf's entries, as the equation meets them."""
-    with jax.ensure_compile_time_eval():
-        labels: Any = jnp.arange(int(np.prod(shape)), dtype=jnp.int32).reshape(shape)
-        for step in chain:
-            labels = step(labels)
-        return np.asarray(labels)
-
-
-def _first_row(leaf: Array) -> Array:
-    return leaf[0]
-
-
-def _last_row(leaf: Array) -> Array:
-    return leaf[-1]
-
-
-def _varying(labels: np.ndarray, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes of the leaf along which the position within `axes` of the operand changes."""
-    moves = set()
-    for axis in axes:
-        if labels.shape[axis] > 1:
-            first = np.stack(np.unravel_index(np.take(labels, [0], axis).ravel(), shape))
-            for other in (1, labels.shape[axis] - 1):
-                now = np.stack(np.unravel_index(np.take(labels, [other], axis).ravel(), shape))
-                moves |= set(np.flatnonzero((first != now).any(axis=1)).tolist())
-    return tuple(sorted(moves))
-
-
-def _order(ndim: int, units: tuple[int, ...], example: int | None) -> tuple[int, ...]:
-    """Axes as: rows, positions, units."""
-    first = () if example is None or example in units else (example,)
-    return (*first, *(axis for axis in range(ndim) if axis not in units and axis not in first), *units)
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)

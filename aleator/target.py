@@ -50,8 +50,11 @@ class Target:
 
     def parts(self, params: Tree, batch: Batch | None, key: Key | None = None, apply: Callable | None = None) -> tuple[Array, Array]:
         """(log p(θ), (N/n)·Σᵢ weightᵢ·log p(yᵢ|xᵢ,θ)): the two halves of the log joint, untempered."""
-        terms = self.model.log_likelihood(params, batch, key, apply)
-        return self.model.log_prior(params), batch.weighted_sum(terms) * (self.num_data / batch.size)
+        return self.model.log_prior(params), self.total(self.model.log_likelihood(params, batch, key, apply), batch)
+
+    def total(self, terms: Array, batch: Batch) -> Array:
+        """(N/n)·Σᵢ weightᵢ·termsᵢ: what terms (n,) of one batch say about the sum over all rows."""
+        return batch.weighted_sum(terms) * (self.num_data / batch.size)
 
     def log_prior(self, params: Tree) -> Array:
         return self.model.log_prior(params)

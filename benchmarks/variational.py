@@ -27,6 +27,7 @@ import numpy as np
 import aleator as al
 from aleator import datasets
 from aleator.methods import variational
+from aleator.methods._plan import make_plan
 from aleator.model import signature
 from aleator.target import Target
 
@@ -178,7 +179,7 @@ def gradient_variance(x: np.ndarray, y: np.ndarray, repeats: int = 200) -> dict[
     start = bound.init(jax.random.key(0))
     results = {}
     for estimator in ("weight", "local", "flipout"):
-        plan, _ = variational._plan(al.Variational(estimator=estimator, initial_scale=0.05, batch_size=BATCH), target)
+        plan, _ = make_plan(al.Variational(estimator=estimator, initial_scale=0.05, batch_size=BATCH), target)
         parts, rest = plan.layout.split(start)
         q = plan.family.init(jax.random.key(1), parts, 0.05)
         slope = jax.grad(lambda q, key, plan=plan, rest=rest: variational.objective(key, q, rest, batch, plan)[0])

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import aleator as al
+from aleator import diagnostics
 from aleator.data import Data
 from aleator.methods import variational
+from aleator.methods._plan import make_plan
 from aleator.model import signature
 
 from .conformance import cases
@@ -97,7 +99,7 @@ def gradients(method: al.Variational, model, x, y, seed: int, number: int = 3000
     """Many gradients of the objective at one point, (number, size of φ)."""
     bound = model.bind(x, y)
     target = al.Target(bound, num_data, 1.0, signature(x))
-    plan, _ = variational._plan(method, target)
+    plan, _ = make_plan(method, target)
     start = bound.init(jax.random.key(0))
     parts, rest = plan.layout.split(start)
     q = plan.family.init(jax.random.key(7), parts, scale)
@@ -345,7 +347,7 @@ def test_temperature_narrows_q(exact: al.Fit) -> None:
 
 def test_warm_up_begins_with_the_data_alone() -> None:
     target = al.Target(cases.linear_model().bind(X, Y[:, None]), cases.N, 1.0, signature(X))
-    plan, _ = variational._plan(al.Variational(estimator="analytic", kl_warmup=10), target)
+    plan, _ = make_plan(al.Variational(estimator="analytic", kl_warmup=10), target)
     parts, rest = plan.layout.split(target.init(jax.random.key(0)))
     q, batch = plan.family.init(jax.random.key(1), parts, 0.3), Data(X, Y[:, None]).batch()
     value = lambda number: [float(v) for v in variational.objective(jax.random.key(2), q, rest, batch, plan, number)]
@@ -412,6 +414,6 @@ def test_pareto_shape_of_known_tails() -> None:
     """w = u^(−k) has a Pareto tail of shape k; the fit is shrunk towards ½ by ten of its 95 tail draws."""
     rng = np.random.default_rng(0)
     for k in (0.2, 0.5, 0.9):
-        found = np.mean([variational.pareto_k(-k * np.log(rng.uniform(size=1000))) for _ in range(50)])
+        found = np.mean([diagnostics.pareto_k(-k * np.log(rng.uniform(size=1000))) for _ in range(50)])
         assert abs(found - (95 * k + 5) / 105) < 0.1
-    assert variational.pareto_k(np.zeros(100)) == -np.inf
+    assert diagnostics.pareto_k(np.zeros(100)) == -np.inf

@@ -27,8 +27,8 @@ LOG_EVERY = 20  # steps between looks at the KL: its value, unlike its gradient,
 
 
 class State(NamedTuple):
-    """params: {"model": the model's parameters, "noise": the family's}; count: steps taken; kl: as last looked at; totals (S,): Σ log p(y|x) of S passes, for the
-    bound; seed: data of the key these passes share over all rows."""
+    """params: {"model": the model's parameters, "noise": the family's}; count: steps taken; kl: as last looked at; totals (S,): Σ log p(y|x)
+    of S passes, for the bound; seed: data of the key these passes share over all rows."""
 
     params: Tree
     optimizer: Any
@@ -49,8 +49,8 @@ class Noise(NamedTuple):
     """Noise made concrete for one network.
 
     init(params) → noise parameters. handler(key, params, noise) → (handler, companions, powers) for `sites.replay`, on the scale of the
-    network's weights; or (key, (), ()) where the network makes its own noise. kl(params, noise) → scalar, with the part of the prior that applies to point parameters in it.
-    posterior(params, noise) → Posterior. notes: for the manifest.
+    network's weights; or (key, (), ()) where the network makes its own noise. kl(params, noise) → scalar, with the part of the prior that
+    applies to point parameters in it. posterior(params, noise) → Posterior. notes: for the manifest.
     """
 
     init: Callable[[Tree], Tree]
@@ -70,7 +70,7 @@ def step(
 
     def loss(tree: Tree) -> tuple[Array, Array]:
         apply = _replayed(key, target, noise, tree)
-        data = batch.weighted_sum(target.log_likelihood(tree["model"], batch, None, apply)) * (target.num_data / batch.size)
+        data = target.parts(tree["model"], batch, None, apply)[1]
         kl = noise.kl(tree["model"], tree["noise"])
         return -(data / target.temperature - ramp * kl) / max(target.num_data, 1), data
 
@@ -88,13 +88,14 @@ def judge(key: Key, state: State, batch: Batch, target: Any, noise: Noise, packi
     keys = jax.random.split(jax.random.wrap_key_data(state.seed, impl="philox2x32"), len(state.totals))
     posterior = noise.posterior(tree["model"], tree["noise"])
 
-    def one(k: Key) -> Array:
+    def one(k: Key) -> tuple[Array, Array]:
         outputs, extra = posterior.function(k, target.model, batch.x)
-        return batch.weighted_sum(target.model.likelihood.log_prob(outputs, batch.y, extra))
+        terms = target.model.likelihood.log_prob(outputs, batch.y, extra)
+        return batch.weighted_sum(terms), target.total(terms, batch)
 
-    here = jax.lax.map(one, keys)
-    estimate = jnp.mean(here) * (target.num_data / batch.size)  # in the units of the steps before, so that one trace holds both
-    return state._replace(totals=state.totals + here), Info(estimate, noise.kl(tree["model"], tree["noise"]))
+    here, scaled = jax.lax.map(one, keys)
+    # Logged in the units of the steps before, so that one trace holds both.
+    return state._replace(totals=state.totals + here), Info(jnp.mean(scaled), noise.kl(tree["model"], tree["noise"]))
 
 
 class NoisyMethod(Method):
@@ -187,11 +188,21 @@ def find_sites(target: Any, method: str) -> sites.Found:
     return found
 
 
-def network_leaves(target: Any) -> tuple[list[str], list[int]]:
-    """(paths of all parameters, for each network leaf in order its number among them)."""
+def all_paths(target: Any) -> list[str]:
+    """Paths of all parameters of the model."""
+    return _tree.paths(jax.eval_shape(target.init, jax.random.key(0)))
+
+
+def full_path(path: str) -> str:
+    """A path within the network as one within the model's parameters; "" where the network is a single array."""
+    return f"network.{path}" if path else "network"
+
+
+def treatments(target: Any, treat: Callable[[str], str]) -> list[dict[str, Any]]:
+    """How each parameter is treated, for the manifest. treat: path → words."""
     start = jax.eval_shape(target.init, jax.random.key(0))
-    paths = _tree.paths(start)
-    return paths, [i for i, path in enumerate(paths) if path == "network" or path.startswith("network.")]
+    leaves = zip(_tree.paths(start), jax.tree.leaves(start), strict=True)
+    return [{"path": path, "shape": list(leaf.shape), "treatment": treat(path)} for path, leaf in leaves]
 
 
 def _replayed(key: Key, target: Any, noise: Noise, tree: Tree) -> Callable:

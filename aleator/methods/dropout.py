@@ -127,8 +127,8 @@ def bernoulli_kl(target: Any, params: Tree, chosen: list[sites.Site], rates: lis
     E log p(W) is closed for Gaussian priors (mean M, variance M²p/(1−p)), and for any other as (1−p)·log p(M/(1−p)) + p·log p(0), leaf by
     leaf.
     """
-    by_path = {f"network.{site.path}" if site.path else "network": rate for site, rate in zip(chosen, rates, strict=True)}
-    paths, _ = _noisy.network_leaves(target)
+    by_path = {_noisy.full_path(site.path): rate for site, rate in zip(chosen, rates, strict=True)}
+    paths = _noisy.all_paths(target)
     leaves, structure = jax.tree.flatten(params)
     rebuild = lambda values: jax.tree.unflatten(structure, values)
     spread = [
@@ -147,19 +147,16 @@ def bernoulli_kl(target: Any, params: Tree, chosen: list[sites.Site], rates: lis
 
 
 def masked_posterior(target: Any, params: Tree, chosen: list[sites.Site], rates: Array) -> Masked:
-    paths, _ = _noisy.network_leaves(target)
-    axes = {f"network.{site.path}" if site.path else "network": site.leaf_axes for site in chosen}
-    order = [[f"network.{s.path}" if s.path else "network" for s in chosen].index(path) for path in paths if path in axes]
+    paths = _noisy.all_paths(target)
+    axes = {_noisy.full_path(site.path): site.leaf_axes for site in chosen}
+    order = [[_noisy.full_path(s.path) for s in chosen].index(path) for path in paths if path in axes]
     return Masked(params, rates[jnp.asarray(order)], tuple(axes.get(path, ()) for path in paths))
 
 
 def site_notes(target: Any, chosen: list[sites.Site]) -> list[dict[str, Any]]:
-    """How each parameter is treated, for the manifest."""
-    by_path = {f"network.{site.path}" if site.path else "network": site for site in chosen}
-    paths, _ = _noisy.network_leaves(target)
-    shapes = [list(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(target.init, jax.random.key(0)))]
-    treat = lambda path: f"units dropped ({by_path[path].num_units})" if path in by_path else "point"
-    return [{"path": path, "shape": shape, "treatment": treat(path)} for path, shape in zip(paths, shapes, strict=True)]
+    """Which parameters lose units, for the manifest."""
+    by_path = {_noisy.full_path(site.path): site for site in chosen}
+    return _noisy.treatments(target, lambda path: f"units dropped ({by_path[path].num_units})" if path in by_path else "point")
 
 
 def _entropy(rate: Any) -> Array:

@@ -16,6 +16,7 @@ from aleator.linalg import Diagonal
 from aleator.loop import Algorithm, Phase
 from aleator.methods import _optimise
 from aleator.methods._method import Card, Method, check_positive
+from aleator.noise import normal_tree
 from aleator.posterior import Gaussian
 from aleator.priors import Normal
 
@@ -71,9 +72,7 @@ def step(key: Key, state: State, batch: Batch | None, problem: Problem, method: 
 
     def one(pair: Key) -> tuple[Tree, Tree, Array]:
         key_noise, key_network = jax.random.split(pair)
-        leaves, structure = jax.tree.flatten(state.mean)
-        keys = jax.random.split(key_noise, len(leaves))
-        z = jax.tree.unflatten(structure, [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)])
+        z = normal_tree(key_noise, state.mean)
         theta = problem.packing.unpack(jax.tree.map(lambda m, s, e: m + s * e, state.mean, scale, z))
         gradient, data = jax.grad(loss, has_aux=True)(theta, key_network if target.stochastic else None)
         gradient = problem.packing.pack(gradient)

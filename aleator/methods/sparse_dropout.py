@@ -68,8 +68,7 @@ class SparseDropout(_noisy.NoisyMethod):
             raise MethodError(message("Unknown group of weights.", repr(self.group), "'weight' or 'unit'", "choose one of them"))
 
     def noise(self, target: Any) -> _noisy.Noise:
-        found = _noisy.find_sites(target, "SparseDropout")
-        kernels = kernel_sites(found)
+        kernels = kernel_sites(target, "SparseDropout")
 
         def shape(site: sites.Site) -> tuple[int, ...]:
             kept = site.leaf_axes if self.group == "unit" and site.leaf_axes else range(len(site.leaf_shape))
@@ -104,5 +103,5 @@ class SparseDropout(_noisy.NoisyMethod):
             posterior=lambda params, noise: gaussian_dropout(
                 target, params, log_alpha(params, noise), {s.path: noise[s.path] for s in kernels}
             ),
-            notes={"sites": noise_notes(target, found, kernels), "departures": [PRIOR]},
+            notes={"sites": noise_notes(target, kernels), "departures": [PRIOR]},
         )

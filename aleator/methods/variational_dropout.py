@@ -17,6 +17,7 @@ from aleator.methods import _noisy
 from aleator.methods._method import Card
 from aleator.noise import local
 from aleator.posterior import GaussianDropout
+from aleator.priors import Hierarchical
 
 PRIOR = "weights at sites have the log-uniform prior p(|w|) ∝ 1/|w|, improper, in place of the model's"
 
@@ -58,42 +59,43 @@ class VariationalDropout(_noisy.NoisyMethod):
             raise MethodError(message("Unknown grouping of rates.", f"per={self.per!r}", "'layer', 'unit' or 'weight'", "choose one"))
         check_log_alpha(self.initial_log_alpha)
         check_log_alpha(self.max_log_alpha)
-        if self.initial_log_alpha > self.max_log_alpha:  # the bound is flat there: nothing would be learned
+        if self.initial_log_alpha >= self.max_log_alpha:
             raise MethodError(
                 message(
                     "log α would start beyond its bound.",
                     f"initial_log_alpha={self.initial_log_alpha}, max_log_alpha={self.max_log_alpha}",
-                    "a start at or below the bound",
+                    "a start below the bound",
                     "start near -3",
                 )
             )
 
     def noise(self, target: Any) -> _noisy.Noise:
-        found = _noisy.find_sites(target, "VariationalDropout")
-        kernels = kernel_sites(found)
+        kernels = kernel_sites(target, "VariationalDropout")
 
         def shape(site: sites.Site) -> tuple[int, ...]:
             kept = {"layer": (), "unit": site.leaf_axes, "weight": range(len(site.leaf_shape))}[self.per]
             return tuple(size if axis in kept else 1 for axis, size in enumerate(site.leaf_shape))
 
-        clipped = lambda noise, site: jnp.minimum(noise[site.path], self.max_log_alpha)
+        # A smooth bound: log α = m − softplus(m − u) has a slope everywhere, so that a rate at its bound can come back.
+        bounded = lambda noise, site: self.max_log_alpha - jax.nn.softplus(self.max_log_alpha - noise[site.path])
+        start = self.max_log_alpha - float(np.log(np.expm1(self.max_log_alpha - self.initial_log_alpha)))
 
         def variances(params: Tree, noise: Tree) -> dict[str, Array]:
             values = by_path(params["network"])
-            return {site.path: jnp.exp(clipped(noise, site)) * values[site.path] ** 2 for site in kernels}
+            return {site.path: jnp.exp(bounded(noise, site)) * values[site.path] ** 2 for site in kernels}
 
         def kl(params: Tree, noise: Tree) -> Array:
             total = sum(
-                jnp.sum(kl_log_uniform(clipped(noise, site))) * (np.prod(site.leaf_shape) / np.prod(shape(site))) for site in kernels
+                jnp.sum(kl_log_uniform(bounded(noise, site))) * (np.prod(site.leaf_shape) / np.prod(shape(site))) for site in kernels
             )
             return total - rest_log_prior(target, params, kernels) / target.temperature
 
         return _noisy.Noise(
-            init=lambda params: {s.path: jnp.full(shape(s), self.initial_log_alpha, jax.tree.leaves(params)[0].dtype) for s in kernels},
+            init=lambda params: {s.path: jnp.full(shape(s), start, jax.tree.leaves(params)[0].dtype) for s in kernels},
             handler=lambda key, params, noise: local_noise(target, params, variances(params, noise)),
             kl=kl,
-            posterior=lambda params, noise: gaussian_dropout(target, params, {s.path: clipped(noise, s) for s in kernels}),
-            notes={"sites": noise_notes(target, found, kernels), "departures": [PRIOR]},
+            posterior=lambda params, noise: gaussian_dropout(target, params, {s.path: bounded(noise, s) for s in kernels}),
+            notes={"sites": noise_notes(target, kernels), "departures": [PRIOR]},
         )
 
 
@@ -104,9 +106,20 @@ def check_log_alpha(value: Any) -> None:
         )
 
 
-def kernel_sites(found: sites.Found) -> list[sites.Site]:
+def kernel_sites(target: Any, method: str) -> list[sites.Site]:
     """One site per weight leaf: several uses of a leaf share its noise parameters."""
-    return list({site.path: site for site in found.sites}.values())
+    prior = getattr(target.model, "prior", None)
+    if isinstance(prior, Hierarchical) and prior.centred:
+        # The weights' own prior is replaced, and with it all that would tell its scales anything.
+        raise MethodError(
+            message(
+                f"{method} brings its own prior on the weights.",
+                "a centred hierarchical prior",
+                "a prior whose scales are not learned from the weights",
+                "use al.Normal(1.0)",
+            )
+        )
+    return list({site.path: site for site in _noisy.find_sites(target, method).sites}.values())
 
 
 def by_path(tree: Tree) -> dict[str, Array]:
@@ -135,25 +148,20 @@ def rest_log_prior(target: Any, params: Tree, kernels: list[sites.Site]) -> Arra
 def gaussian_dropout(
     target: Any, params: Tree, log_alpha: dict[str, Array], log_variance: dict[str, Array] | None = None
 ) -> GaussianDropout:
-    paths, _ = _noisy.network_leaves(target)
-    full = lambda values: {f"network.{path}" if path else "network": value for path, value in values.items()}
+    paths = _noisy.all_paths(target)
+    full = lambda values: {_noisy.full_path(path): value for path, value in values.items()}
     ordered = lambda values: tuple(full(values)[path] for path in paths if path in full(values))
     chosen = tuple(path in full(log_alpha) for path in paths)
     return GaussianDropout(params, ordered(log_alpha), chosen, None if log_variance is None else ordered(log_variance))
 
 
-def noise_notes(target: Any, found: sites.Found, kernels: list[sites.Site]) -> list[dict[str, Any]]:
-    """How each parameter is treated, for the manifest."""
-    named = {site.path: site for site in kernels}
-    start = jax.eval_shape(target.init, jax.random.key(0))["network"]
+def noise_notes(target: Any, kernels: list[sites.Site]) -> list[dict[str, Any]]:
+    """Which parameters are noisy and how well the noise stands for theirs, for the manifest."""
+    named = {_noisy.full_path(site.path): site.positions for site in kernels}
 
     def treat(path: str) -> str:
         if path not in named:
             return "point"
-        positions = named[path].positions
-        return "local, exact" if positions == 1 else f"local, approximate: used at {positions} positions of a row"
+        return "local, exact" if named[path] == 1 else f"local, approximate: used at {named[path]} positions of a row"
 
-    return [
-        {"path": path, "shape": list(leaf.shape), "treatment": treat(path)}
-        for path, leaf in zip(_tree.paths(start), jax.tree.leaves(start), strict=True)
-    ]
+    return _noisy.treatments(target, treat)
