@@ -1,7 +1,8 @@
 """Aleator: Bayesian deep learning for Python on JAX. Any network, many ways of inference, one road from data to decision."""
 
-from aleator import criteria, families, features, gradients, hyperpriors, networks, posterior, priors, sites
+from aleator import convergence, criteria, families, features, gradients, hyperpriors, networks, posterior, priors, sites
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
+from aleator._oracle import fidelity, oracle
 from aleator._version import __version__
 from aleator.compare import Average, Choice, Comparison, average, choose, compare
 from aleator.data import Batch, Data, Standardiser, Stream, folds, split
@@ -11,14 +12,17 @@ from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
 from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
 from aleator.loop import Options
 from aleator.methods import (
+    HMC,
     IVON,
     MAP,
     METHODS,
+    NUTS,
     ConcreteDropout,
     Dropout,
     Ensemble,
     Exact,
     Method,
+    Microcanonical,
     Renyi,
     SparseDropout,
     Variational,
@@ -45,6 +49,8 @@ __all__ = [
     "ConcreteDropout",
     "BNN",
     "MAP",
+    "HMC",
+    "NUTS",
     "METHODS",
     "AleatorError",
     "Average",
@@ -68,6 +74,7 @@ __all__ = [
     "LogNormal",
     "Method",
     "MethodError",
+    "Microcanonical",
     "Model",
     "ModelError",
     "NegativeBinomial",
@@ -88,9 +95,12 @@ __all__ = [
     "as_network",
     "average",
     "compare",
+    "convergence",
     "criteria",
     "families",
     "features",
+    "fidelity",
+    "oracle",
     "fit",
     "folds",
     "from_numpyro",

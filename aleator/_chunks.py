@@ -36,12 +36,12 @@ def compiled_init(algorithm: Any) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def compiled(algorithm: Any, phase_index: int, kind: str, driver: str, stacked: bool, fed: bool) -> Callable:
-    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept): `count` steps, compiled once per shape."""
-    phase = algorithm.phases[phase_index]
+def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bool, fed: bool) -> Callable:
+    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept): `count` steps, compiled once per shape; phases
+    with the same step share it."""
 
     def one_step(state: Any, key: Key, number: Any, i: Any, data: Any, feed: Any) -> tuple[Any, Any, Any]:
-        state, info = phase.step(jax.random.fold_in(key, number), state, batch_at(kind, data, feed, i))
+        state, info = step(jax.random.fold_in(key, number), state, batch_at(kind, data, feed, i))
         return state, info, None if algorithm.keep is None else algorithm.keep(state, info)
 
     def chunk(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:

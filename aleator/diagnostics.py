@@ -17,13 +17,18 @@ from aleator.data import Data
 STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the steps that counts as unfinished
 
 
-def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool]:
-    """A sentence on how the run went, with the next thing to do; and whether it is healthy."""
+def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool, dict[str, Any]]:
+    """A sentence on how the run went, with the next thing to do; whether it is healthy; and the numbers behind it, if there are any."""
     bad = _tree.first_nonfinite(per_member(algorithm.position, algorithm.members is not None)(result.state))
     if bad is not None:
-        return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False
-    if algorithm.verdict is not None:
-        return algorithm.verdict(result)
+        return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False, {}
+    if algorithm.verdict is None:
+        return (*_general(algorithm, result, num_data), {})
+    sentence, healthy, *numbers = algorithm.verdict(result)
+    return sentence, healthy, numbers[0] if numbers else {}
+
+
+def _general(algorithm: Any, result: Any, num_data: int) -> tuple[str, bool]:
     if num_data == 1:
         return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
     trace = result.traces.get("log_likelihood")
@@ -132,11 +137,14 @@ def _worst_leaf(gradient: Tree, params: Tree) -> str:
 
 
 def to_arviz(posterior: Any, key: Key, num_samples: int) -> Any:
-    """Posterior draws as one chain of an ArviZ object (0.x or 1.x), one variable per parameter leaf."""
+    """Posterior draws as an ArviZ object (0.x or 1.x), one variable per parameter leaf: Markov chains as they are, else one chain of
+    num_samples draws."""
     import arviz
 
-    draws = posterior.sample(key, num_samples)
-    named = {path: np.asarray(leaf)[None] for path, leaf in zip(_tree.paths(draws), jax.tree.leaves(draws), strict=True)}
+    chains = getattr(posterior, "num_chains", 1)
+    draws = posterior.params if chains > 1 else posterior.sample(key, num_samples)
+    split = lambda leaf: np.asarray(leaf).reshape(chains, -1, *np.shape(leaf)[1:])
+    named = {path: split(leaf) for path, leaf in zip(_tree.paths(draws), jax.tree.leaves(draws), strict=True)}
     if int(arviz.__version__.split(".")[0]) >= 1:
         return arviz.from_dict({"posterior": named})
     return arviz.from_dict(posterior=named)

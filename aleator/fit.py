@@ -158,7 +158,7 @@ def fit(
     data: Any,
     method: Method,
     *,
-    init: Fit | Tree | None = None,
+    init: Fit | Posterior | Tree | None = None,
     validation: Any = None,
     temperature: float = 1.0,
     progress: bool | None = None,
@@ -170,8 +170,8 @@ def fit(
 ) -> Fit:
     """Infer the posterior of `model` given `data` by `method`.
 
-    key: an int or a JAX key. data: (x, y), (x, y, weight), al.Data or al.Stream; None when `model` is a target. init: an earlier Fit or a
-    parameter tree to start from. validation: held-out (x, y) for early stopping. temperature ≠ 1 is a departure from Bayes, recorded as
+    key: an int or a JAX key. data: (x, y), (x, y, weight), al.Data or al.Stream; None when `model` is a target. init: an earlier Fit or
+    Posterior, or a parameter tree, to start from. validation: held-out (x, y) for early stopping. temperature ≠ 1 is a departure from Bayes, recorded as
     such. The rest says how to run: see `al.Options`.
 
     >>> import aleator as al
@@ -232,16 +232,19 @@ def _fit(
     except NonFiniteError as error:
         partial = error.result
         if error.at_start:
-            raise NonFiniteError(
-                diagnostics.explain_start(target, starts if algorithm.members is None else _tree.take(starts, 0), data)
-            ) from error
+            first = starts if algorithm.members is None else _tree.take(starts, 0)
+            with _precision(algorithm):
+                why = diagnostics.explain_start(target, first, data)
+            raise NonFiniteError(why) from error
         error.fit = Fit(_public(model), method, finish(partial), partial.traces, f"Stopped: {error}", manifest | {"steps": partial.steps})
         raise
     posterior = finish(result)
-    status, healthy = diagnostics.verdict(method, algorithm, result, num_data + before)
+    with _precision(algorithm):
+        status, healthy, health = diagnostics.verdict(method, algorithm, result, num_data + before)
     if not healthy:
         warnings.warn(status, HealthWarning, stacklevel=3)
     seconds = (datetime.datetime.now(datetime.UTC) - began).total_seconds()
+    manifest |= {"health": health} if health else {}
     manifest |= {"seconds": seconds, "steps": result.steps, "stopped_early": result.stopped_early, "plan": result.plan}
     return Fit(_public(model), method, posterior, result.traces, status, manifest)
 
@@ -366,9 +369,13 @@ def _build(method: Method, target: Any) -> loop.Algorithm:
 
 def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree:
     """Where each member begins, as seen in the algorithm's precision."""
-    with jax.enable_x64(algorithm.x64 or jax.config.read("jax_enable_x64")):
-        if isinstance(init, Fit):
-            draws = init.posterior.sample(key, algorithm.members or 1)
+    with _precision(algorithm):
+        if isinstance(init, (Fit, Posterior)):
+            source = init.posterior if isinstance(init, Fit) else init
+            number = algorithm.members or 1
+            # As many draws as members: one each. Other numbers are drawn from.
+            given = isinstance(source, Draws) and source.weights is None and _tree.rows(source.params) == number
+            draws = source.params if given else source.sample(key, number)
             return jax.tree.map(jnp.asarray, draws if algorithm.members is not None else _tree.take(draws, 0))
         if init is not None:
             given = jax.tree.map(jnp.asarray, init)
@@ -378,6 +385,10 @@ def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree
                 else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
             )
         return _compiled_starts(target, algorithm.members)(key)
+
+
+def _precision(algorithm: loop.Algorithm) -> Any:
+    return jax.enable_x64(algorithm.x64 or jax.config.read("jax_enable_x64"))
 
 
 @cached

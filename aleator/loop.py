@@ -24,6 +24,7 @@ from aleator import _files, _tree
 from aleator._chunks import compiled, compiled_check, compiled_init, per_member
 from aleator._errors import MethodError, NonFiniteError, StoreError, message
 from aleator._feed import ArrayFeed, NoFeed, StreamFeed
+from aleator._kept import Kept
 from aleator._progress import Progress
 from aleator._random import seeds_of, split
 from aleator._typing import Array, Key, Tree
@@ -61,7 +62,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
+    apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -74,6 +75,7 @@ class Algorithm:
     check_every: int = 100
     members: int | None = None
     bootstrap: bool = False
+    apart: bool = False
     watch: str | None = None
     verdict: Callable[[Any], tuple[str, bool]] | None = None
     x64: bool = False
@@ -143,6 +145,8 @@ def run(
     job = _Job(key, algorithm, data, starts, options, identity, rows, held, convert)
     if options.resume:
         job.load()
+    else:
+        job.kept.clear()
     last_saved, began = time.monotonic(), time.monotonic() - job.seconds
     with Progress(options.progress, sum(phase.num_steps or 1 for phase in algorithm.phases)) as bar:
         while job.phase < len(algorithm.phases):
@@ -172,7 +176,8 @@ class _Job:
         self.stacked = algorithm.members is not None
         key_order, key_init, key_steps = split(key, 3)
         self.seeds = seeds_of(key_order, len(self.members))
-        self.groups = _groups(self.members, options.parallel, _tree.size(starts) // len(self.members)) if self.stacked else [self.members]
+        parallel = "threads" if algorithm.apart and options.parallel == "auto" and jax.default_backend() == "cpu" else options.parallel
+        self.groups = _groups(self.members, parallel, _tree.size(starts) // len(self.members)) if self.stacked else [self.members]
         self.workers = 1 if options.parallel in ("sequential", "vmap") else min(os.cpu_count() or 1, len(self.groups))
         self.source = data
         # Read here: the setting is local to a thread, and chunks run on others.
@@ -185,7 +190,8 @@ class _Job:
         self.phase, self.step, self.total_steps, self.calls, self.seconds = 0, 0, 0, 0, 0.0
         self.count = FIRST_CHUNK
         self.position = [0, 0]
-        self.kept: list[Any] = []
+        directory = None if options.checkpoint is None else Path(options.checkpoint)
+        self.kept = Kept(1 if self.stacked else 0, directory)
         self.traces: dict[str, list[np.ndarray]] = {}
         self.stopped = False
         self.driver = options.driver
@@ -248,7 +254,8 @@ class _Job:
     def advance(self, feed: Any) -> None:
         """Run one chunk on every group, then look at what came out."""
         total = self.num_steps(feed)
-        capacity = self._capacity(feed, total)
+        step = self.algorithm.phases[self.phase].step
+        capacity = self._capacity(feed, max([total] + [p.num_steps or 0 for p in self.algorithm.phases if p.step is step]))
         count = min(self.count, capacity, total - self.step)
         if self.algorithm.check is not None and self.held[0] is not None:
             count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
@@ -286,7 +293,8 @@ class _Job:
     def _capacity(self, feed: Any, total: int) -> int:
         kept = 0
         if self.algorithm.keep is not None:
-            kept = _tree.nbytes(jax.eval_shape(self.algorithm.position, self._pick(self._join(self.states), range(1)))) + 1
+            with self._precision():
+                kept = _tree.nbytes(jax.eval_shape(self.algorithm.position, self._pick(self._join(self.states), range(1)))) + 1
         per_step = max(1, feed.bytes_per_step * len(self.members), kept)
         return int(np.clip(FEED_BYTES // per_step, 1, min(MAX_CHUNK, total)))
 
@@ -296,8 +304,9 @@ class _Job:
                 group = self.groups[number]
                 stacked = self.stacked and len(group) > 1
                 keys = self.keys[number]
-                advance = compiled(self.algorithm, self.phase, kind, driver, stacked, self._fed_rows(kind))
-                out = advance(self.states[number], keys, self.step, count, self.data, feeds[number](), capacity)
+                advance = compiled(self.algorithm, self.algorithm.phases[self.phase].step, kind, driver, stacked, self._fed_rows(kind))
+                # Steps are numbered through all phases: no two of them share their noise.
+                out = advance(self.states[number], keys, self.total_steps, count, self.data, feeds[number](), capacity)
                 return jax.block_until_ready(out)
 
         if self.workers == 1:
@@ -392,22 +401,18 @@ class _Job:
 
     def result(self) -> Result:
         traces = {name: np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
-        kept = None
-        if self.kept:
-            kept = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1 if self.stacked else 0), *self.kept)
         plan = {"driver": self.driver, "groups": [len(group) for group in self.groups]}
         with self._precision():
-            return Result(self._join(self.states), kept, traces, self.total_steps, self.stopped, plan, self.seconds)
+            return Result(self._join(self.states), self.kept.join(), traces, self.total_steps, self.stopped, plan, self.seconds)
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         arrays = _files.flatten(self._join(self.states), "state/")
-        kept = [jax.tree.leaves(part) for part in self.kept]
-        arrays |= {f"kept/{n:06d}/{i:05d}": leaf for n, part in enumerate(kept) for i, leaf in enumerate(part)}
         arrays |= {f"trace/{name}": np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
         fields = ("identity", "phase", "step", "total_steps", "count", "seconds", "stopped", "position", "driver")
-        meta = {name: getattr(self, name) for name in fields} | {"schema": 1, "groups": [[g.start, g.stop] for g in self.groups]}
+        own = {"schema": 2, "groups": [[g.start, g.stop] for g in self.groups], "kept": self.kept.save()}
+        meta = {name: getattr(self, name) for name in fields} | own
         _files.write_atomic(Path(self.options.checkpoint) / CHECKPOINT, _files.pack(arrays, meta))
 
     def load(self) -> None:
@@ -415,8 +420,12 @@ class _Job:
         if not path.exists():
             return  # Killed before the first checkpoint: the run starts from its beginning, and is the same run.
         arrays, meta = _files.unpack(path.read_bytes(), str(path))
-        if meta.pop("schema") != 1:
-            raise StoreError(message("The checkpoint is from a later version.", "an unknown schema", "schema 1", "update aleator"))
+        if meta.pop("schema") != 2:
+            raise StoreError(
+                message(
+                    "The checkpoint is from another version.", "an unknown schema", "schema 2", "finish it with the version that began it"
+                )
+            )
         if meta["identity"] != self.identity:
             raise StoreError(
                 message(
@@ -431,20 +440,16 @@ class _Job:
             state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
             self.groups = [range(*bounds) for bounds in meta.pop("groups")]  # as they were, whatever machine this is
             self._deal(state)
+        count = meta.pop("kept")
         for name, value in meta.items():
             setattr(self, name, value)
         self.traces = {name.removeprefix("trace/"): [array] for name, array in arrays.items() if name.startswith("trace/")}
-        self.kept = self._load_kept({name: array for name, array in arrays.items() if name.startswith("kept/")})
+        self.kept.load(count, self._kept_structure() if count else None)
 
-    def _load_kept(self, arrays: dict[str, np.ndarray]) -> list[Any]:
-        if not arrays:
-            return []
+    def _kept_structure(self) -> Any:
         state = self.states[0] if not (self.stacked and len(self.groups[0]) > 1) else _tree.take(self.states[0], 0)
-        structure = jax.tree.structure(jax.eval_shape(lambda s: self.algorithm.keep(s, None)[0], state))
-        parts: dict[str, list[np.ndarray]] = {}
-        for name in sorted(arrays):
-            parts.setdefault(name.split("/")[1], []).append(arrays[name])
-        return [jax.tree.unflatten(structure, leaves) for leaves in parts.values()]
+        with self._precision():
+            return jax.tree.structure(jax.eval_shape(lambda s: self.algorithm.keep(s, None)[0], state))
 
 
 def _groups(members: range, parallel: str, size: int) -> list[range]:

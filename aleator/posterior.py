@@ -68,11 +68,14 @@ class Point(Posterior):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws(Posterior):
-    """Parameter draws, leaves (S, …), with weights (S,) summing to one, or None for equal ones. All are used at every prediction."""
+    """Parameter draws, leaves (S, …), with weights (S,) summing to one, or None for equal ones. All are used at every prediction.
+
+    num_chains: the draws are those of so many Markov chains, one after the other."""
 
     params: Tree
     weights: np.ndarray | None = None
     log_evidence: Score | None = None
+    num_chains: int = 1
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         return _draw_outputs(model, self.params, x, self.weights)
@@ -352,7 +355,7 @@ def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> O
 @cached
 def _evaluator(model: Any) -> Callable:
     """outputs(params with leading axis, x), compiled once per model."""
-    return jax.jit(lambda params, x: jax.vmap(lambda p: model.outputs(p, x, None))(params))
+    return jax.jit(lambda params, x: jax.vmap(lambda p: model.outputs(_computable(p), x, None))(params))
 
 
 @cached
@@ -395,7 +398,12 @@ def _features(model: Any) -> Callable:
 
 @cached
 def _extras(model: Any) -> Callable:
-    return jax.jit(jax.vmap(model.extra))
+    return jax.jit(jax.vmap(lambda p: model.extra(_computable(p))))
+
+
+def _computable(params: Tree) -> Tree:
+    """Draws stored in half precision are read in single."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float16 else leaf, params)
 
 
 def _by_rows(

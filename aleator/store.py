@@ -286,6 +286,8 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
     spec: dict[str, Any] = {"kind": type(posterior).__name__, "log_evidence": evidence}
     if isinstance(posterior, (Point, Draws)):
         arrays |= _files.flatten(posterior.params, f"{path}/params/")
+    if isinstance(posterior, Draws):
+        spec["num_chains"] = posterior.num_chains
     if isinstance(posterior, Mixture):
         spec["components"] = [_posterior_to_spec(part, arrays, f"{path}/{i}") for i, part in enumerate(posterior.components)]
     if isinstance(posterior, (Draws, Mixture)) and posterior.weights is not None:
@@ -330,7 +332,9 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
         prefix = f"{path}/params/"
         named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
         params = _files.unflatten(template, named, prefix, leading=0 if kind == "Point" else 1)
-        return Point(params, evidence) if kind == "Point" else Draws(params, arrays.get(f"{path}/weights"), evidence)
+        if kind == "Point":
+            return Point(params, evidence)
+        return Draws(params, arrays.get(f"{path}/weights"), evidence, spec.get("num_chains", 1))
     if kind == "Mixture":
         parts = tuple(_posterior_from_spec(part, arrays, template, f"{path}/{i}") for i, part in enumerate(spec["components"]))
         return Mixture(parts, arrays.get(f"{path}/weights"), evidence)

@@ -161,7 +161,7 @@ def target_from_log_density(
             )
         )
     start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), params0)
-    shape = jax.eval_shape(density, start)
+    shape = jax.eval_shape(lambda params: density(params), start)  # a trace of its own, so that JAX keeps none of its constants
     if getattr(shape, "shape", None) != ():
         raise MethodError(message("A log density must return one number.", f"{shape}", "a scalar", "sum the log density over its terms"))
     return DensityTarget(density, params0, reference, temperature)

@@ -1,0 +1,122 @@
+"""R-hat, effective sample sizes and verdicts: against ArviZ, against processes with known autocorrelation, and on chains that are ill."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aleator as al
+from aleator import convergence
+
+
+def autoregressive(phi: float, chains: int = 4, n: int = 4000, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(chains, n, 3)) * np.sqrt(1 - phi**2)
+    draws = np.empty_like(noise)
+    draws[:, 0] = rng.normal(size=(chains, 3))
+    for t in range(1, n):
+        draws[:, t] = phi * draws[:, t - 1] + noise[:, t]
+    return draws
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.9, -0.4])
+def test_effective_draws_of_an_autoregression(phi: float) -> None:
+    """n(1 − φ)/(1 + φ) for the mean; its estimate is good to some 5 % at these lengths."""
+    draws = autoregressive(phi)
+    np.testing.assert_allclose(convergence.ess(draws), 16_000 * (1 - phi) / (1 + phi), rtol=0.15)
+
+
+@pytest.mark.parametrize("name", ["rhat", "ess_bulk", "ess_tail", "mcse"])
+def test_agrees_with_arviz(name: str) -> None:
+    import arviz
+
+    draws = autoregressive(0.7, n=500) + 0.05 * np.arange(4)[:, None, None]
+    mine = getattr(convergence, name)(draws)
+    for i in range(3):
+        one = draws[..., i]
+        theirs = {
+            "rhat": lambda a: arviz.rhat(a, method="rank"),
+            "ess_bulk": lambda a: arviz.ess(a, method="bulk"),
+            "ess_tail": lambda a: arviz.ess(a, method="tail"),
+            "mcse": lambda a: arviz.mcse(a, method="mean"),
+        }[name](one)
+        np.testing.assert_allclose(mine[i], float(np.asarray(theirs)), rtol=0.02 if name == "ess_tail" else 1e-6)
+
+
+def test_rhat_sees_chains_apart_and_chains_of_different_width() -> None:
+    draws = np.random.default_rng(0).normal(size=(4, 1000, 2))
+    assert np.all(convergence.rhat(draws) < 1.01)
+    apart = draws + np.array([0, 0, 0, 2.0])[:, None, None]
+    wide = draws * np.array([1, 1, 1, 4.0])[:, None, None]
+    assert np.all(convergence.rhat(apart) > 1.1) and np.all(convergence.rhat(wide) > 1.1)
+
+
+def test_energy_of_independent_and_of_slow_chains() -> None:
+    rng = np.random.default_rng(0)
+    np.testing.assert_allclose(convergence.ebfmi(rng.normal(size=(2, 5000))), 2.0, rtol=0.1)
+    assert np.all(convergence.ebfmi(np.cumsum(rng.normal(size=(2, 5000)), axis=1)) < 0.3)
+
+
+# ---- densities that are ill: named, never silent --------------------------------------------------------------------------------------
+
+
+def run(density: object, start: object, method: object = None) -> al.Fit:
+    target = al.target_from_log_density(density, start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", al.HealthWarning)
+        return al.fit(0, target, None, method or al.NUTS(num_samples=200, num_warmup=200, num_chains=2), progress=False)
+
+
+def test_minus_infinity_at_the_start_is_an_error() -> None:
+    with pytest.raises(al.NonFiniteError, match="not finite at the start"):
+        run(lambda q: jnp.where(q[0] > 3.0, -(q[0] ** 2), -jnp.inf), np.zeros(1))
+
+
+def test_nan_in_a_corner_is_named_with_its_place() -> None:
+    fit = run(lambda q: -0.5 * jnp.sum(q**2) + 0.0 * jnp.log(q[0] + 1.0), np.zeros(2))
+    assert "NaN" in fit.status and "guard" in fit.status and "[0]" in fit.status
+
+
+def test_an_improper_density_is_named() -> None:
+    fit = run(lambda q: -0.5 * q[0] ** 2 + 0.0 * q[1], np.zeros(2))
+    assert "improper" in fit.status and "[1]" in fit.status
+
+
+def test_a_constrained_support_is_named() -> None:
+    fit = run(lambda q: jnp.where(q[0] > 0, -q[0], -jnp.inf), np.ones(1))
+    assert "outside the support" in fit.status and "unconstrained" in fit.status
+
+
+def test_a_density_that_jumps_is_named() -> None:
+    fit = run(
+        lambda q: -0.05 * q[0] ** 2 - 0.5 * q[1] ** 2 - jnp.floor(2.0 * jnp.abs(q[0])),
+        np.zeros(2),
+        al.HMC(num_samples=2000, num_warmup=300, num_chains=2),
+    )
+    assert "gradient does not belong" in fit.status and "[0]" in fit.status
+
+
+def test_the_centred_funnel_diverges_and_the_other_does_not() -> None:
+    centred = lambda q: -0.5 * (q[0] / 3.0) ** 2 - 0.5 * jnp.sum(q[1:] ** 2) * jnp.exp(-q[0]) - 0.5 * 9 * q[0]
+    fit = run(centred, np.zeros(10), al.NUTS(num_samples=1000, num_warmup=500, num_chains=2))
+    assert "diverged" in fit.status and "non-centred" in fit.status
+
+
+def test_a_frozen_chain_is_named() -> None:
+    fit = run(
+        lambda q: -1e8 * jnp.sum(jnp.floor(jnp.abs(q) * 1e6)),
+        np.zeros(2),
+        al.NUTS(num_samples=50, num_warmup=0, num_chains=2, step_size=1.0),
+    )
+    assert "never moved" in fit.status
+
+
+def test_chains_that_disagree_are_named() -> None:
+    bimodal = lambda q: jnp.logaddexp(-0.5 * (q[0] - 20.0) ** 2, -0.5 * (q[0] + 20.0) ** 2)
+    target = al.target_from_log_density(bimodal, np.zeros(1))
+    starts = al.posterior.Draws(np.array([[-20.0], [20.0]]))
+    with pytest.warns(al.HealthWarning, match="do not agree"):
+        al.fit(3, target, None, al.NUTS(num_samples=200, num_warmup=200, num_chains=8), init=starts, progress=False)
