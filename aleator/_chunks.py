@@ -84,7 +84,9 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
         for i in range(count):
             state, *out = single(state, key, first + i, i, data, feed)
             outs.append(tuple(out))
-        axis = 1 if stacked else 0
+            if algorithm.done is not None and bool(jnp.all(per_member(algorithm.done, stacked)(state))):
+                break
+        axis, count = 1 if stacked else 0, len(outs)
         pad = lambda leaf: jnp.concatenate(
             [leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis
         )

@@ -13,6 +13,7 @@ import numpy as np
 RHAT = 1.01  # above this, chains are not taken to agree
 RHAT_FUNCTIONS = 1.05  # for functions of networks, whose posteriors are wide and many-modal
 MIN_ESS = 100.0  # per chain of four: enough for a mean to 10 % of a standard deviation
+FEW_DIVERGENCES = 5e-4  # share of transitions that may diverge by the chance of a far tail
 EBFMI = 0.3  # below this, the energy is explored too slowly
 MAX_QUANTITIES = 2000  # coordinates looked at in a large network
 
@@ -158,7 +159,7 @@ def _sentence(
             "move on an unconstrained scale with its Jacobian (a NumPyro program does this by itself)."
         )
         return said, False
-    if health["divergences"]:
+    if health["divergences"] > FEW_DIVERGENCES * health["draws"]:
         share = health["divergences"] / health["draws"]
         where = _where(positions, stats.diverging, names, watch)
         said = (

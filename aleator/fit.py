@@ -232,7 +232,7 @@ def _fit(
     except NonFiniteError as error:
         partial = error.result
         if error.at_start:
-            first = starts if algorithm.members is None else _tree.take(starts, 0)
+            first = starts if algorithm.members is None and algorithm.starts is None else _tree.take(starts, 0)
             with _precision(algorithm):
                 why = diagnostics.explain_start(target, first, data)
             raise NonFiniteError(why) from error
@@ -368,23 +368,19 @@ def _build(method: Method, target: Any) -> loop.Algorithm:
 
 
 def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree:
-    """Where each member begins, as seen in the algorithm's precision."""
+    """Where each member (or chain) begins, as seen in the algorithm's precision: one tree, or stacked."""
+    stacked = algorithm.members if algorithm.members is not None else algorithm.starts
     with _precision(algorithm):
         if isinstance(init, (Fit, Posterior)):
             source = init.posterior if isinstance(init, Fit) else init
-            number = algorithm.members or 1
             # As many draws as members: one each. Other numbers are drawn from.
-            given = isinstance(source, Draws) and source.weights is None and _tree.rows(source.params) == number
-            draws = source.params if given else source.sample(key, number)
-            return jax.tree.map(jnp.asarray, draws if algorithm.members is not None else _tree.take(draws, 0))
+            given = isinstance(source, Draws) and source.weights is None and _tree.rows(source.params) == (stacked or 1)
+            draws = source.params if given else source.sample(key, stacked or 1)
+            return jax.tree.map(jnp.asarray, draws if stacked is not None else _tree.take(draws, 0))
         if init is not None:
-            given = jax.tree.map(jnp.asarray, init)
-            return (
-                given
-                if algorithm.members is None
-                else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.members, *leaf.shape)), given)
-            )
-        return _compiled_starts(target, algorithm.members)(key)
+            params = jax.tree.map(jnp.asarray, init)
+            return params if stacked is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (stacked, *leaf.shape)), params)
+        return _compiled_starts(target, stacked)(key)
 
 
 def _precision(algorithm: loop.Algorithm) -> Any:

@@ -62,7 +62,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
+    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -74,6 +74,7 @@ class Algorithm:
     check: Callable[[Any, Batch], Any] | None = None
     check_every: int = 100
     members: int | None = None
+    starts: int | None = None
     bootstrap: bool = False
     apart: bool = False
     watch: str | None = None
@@ -394,9 +395,11 @@ class _Job:
                     for state, held, group in zip(self.states, self.held, self.groups, strict=True)
                 ]
         if algorithm.done is not None:
-            done = [
-                per_member(algorithm.done, self.stacked and len(g) > 1)(state) for state, g in zip(self.states, self.groups, strict=True)
-            ]
+            with self._precision():
+                done = [
+                    per_member(algorithm.done, self.stacked and len(g) > 1)(state)
+                    for state, g in zip(self.states, self.groups, strict=True)
+                ]
             self.stopped = all(bool(jnp.all(flag)) for flag in done)
 
     def result(self) -> Result:

@@ -54,7 +54,7 @@ class Model(Protocol):
     def extra(self, params: Tree) -> dict: ...
 
 
-class _Supervised(abc.ABC):
+class Supervised(abc.ABC):
     """Weights → outputs → y, shared by `BNN` and `LinearModel`."""
 
     likelihood: Likelihood
@@ -151,7 +151,7 @@ class _Supervised(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class BNN(_Supervised):
+class BNN(Supervised):
     """A Bayesian neural network: any network, likelihood p(y | f(x)), prior p(w).
 
     network: a built-in, an Equinox or NNX module, or (function, params). num_targets is filled in from the data.
@@ -195,7 +195,7 @@ class BNN(_Supervised):
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearModel(_Supervised):
+class LinearModel(Supervised):
     """f(x) = W Φ(x): linear in the weights for any basis Φ; W (k, p).
 
     features: one of `al.features` or any function x → (n, p). With scaled_by_noise=True the prior scale of W is in units of the noise

@@ -139,10 +139,10 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
 @functools.cache
 def _registry() -> dict[str, type]:
     """Every class that may be written and built again, by its name within the library."""
-    from aleator import families, features, hyperpriors, likelihoods, linalg, methods, model, networks, posterior, priors
+    from aleator import families, features, hyperpriors, likelihoods, linalg, methods, model, networks, posterior, priors, shallow
 
     found = {}
-    for module in (networks, features, hyperpriors, likelihoods, priors, model, methods, linalg, families, posterior):
+    for module in (networks, features, hyperpriors, likelihoods, priors, model, shallow, methods, linalg, families, posterior):
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith("aleator."):
                 short = module.__name__.removeprefix("aleator.")

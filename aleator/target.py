@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
@@ -160,7 +161,8 @@ def target_from_log_density(
                 "A log density must be a function.", type(density).__name__, "params → scalar", "pass target_from_log_density(fn, params0)"
             )
         )
-    start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), params0)
+    whole = lambda leaf: np.asarray(leaf).dtype.kind in "iub"
+    start = jax.tree.map(lambda leaf: jnp.asarray(leaf) if whole(leaf) else jnp.asarray(leaf, jnp.result_type(float)), params0)
     shape = jax.eval_shape(lambda params: density(params), start)  # a trace of its own, so that JAX keeps none of its constants
     if getattr(shape, "shape", None) != ():
         raise MethodError(message("A log density must return one number.", f"{shape}", "a scalar", "sum the log density over its terms"))

@@ -52,7 +52,7 @@ MODEL = al.BNN((function, start(jax.random.key(0))), al.Gaussian(NOISE), al.Norm
 
 
 def samplers(draws: int) -> dict[str, Any]:
-    common = dict(num_samples=draws, num_warmup=draws)
+    common = {"num_samples": draws, "num_warmup": draws}
     return {
         "NUTS": lambda chains: al.NUTS(num_chains=chains, max_depth=DEPTH, **common),
         "HMC": lambda chains: al.HMC(num_chains=chains, **common),
@@ -64,7 +64,9 @@ def ours(method: Any, seed: int, train: tuple, test: np.ndarray) -> dict[str, An
     clock = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit = al.fit(seed, MODEL, train, method, progress=False, init=al.posterior.Draws({"network": starts, "likelihood": {}, "prior": {}}))
+        fit = al.fit(
+            seed, MODEL, train, method, progress=False, init=al.posterior.Draws({"network": starts, "likelihood": {}, "prior": {}})
+        )
     seconds = time.perf_counter() - clock
     predictions = fit.predict(0, test).draws.reshape(method.num_chains, -1, len(test))
     return {"seconds": seconds, "gradients": float(fit.info["evaluations"].sum()), "predictions": predictions}
@@ -124,7 +126,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     out[name]["ess"].append(ess / result["seconds"])
                     out[name]["gradients_per_ess"].append(result["gradients"] / ess)
                     out[name]["rhat"] = float(np.max(convergence.rhat(result["predictions"])))
-                print(name, chains, f"{rate:.0f} gradients/s", {k: np.round(v[-1], 2) for k, v in out[name].items() if isinstance(v, list) and v}, flush=True)
+                print(
+                    name,
+                    chains,
+                    f"{rate:.0f} gradients/s",
+                    {k: np.round(v[-1], 2) for k, v in out[name].items() if isinstance(v, list) and v},
+                    flush=True,
+                )
     return out
 
 

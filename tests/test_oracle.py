@@ -43,7 +43,7 @@ def test_distances_of_a_known_departure(gold: al.Fit) -> None:
     """A point mass in place of the posterior, shifted by δ: W₁ = δ for the same noise, TV = 2Φ(δ/2σ) − 1, KL = δ²/2σ²."""
     from scipy.stats import norm
 
-    model, data = line()
+    _, data = line()
     centre = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), gold.posterior.params)
     moved = jax.tree.map(np.array, centre)
     moved["network"]["weight"][..., 0] += 0.3

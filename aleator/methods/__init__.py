@@ -1,16 +1,27 @@
 """All methods. One line here gives a method its public name, its command-line name and its place in the conformance suite."""
 
 from aleator.methods._method import Card, Method
+from aleator.methods.chees import ChEES
 from aleator.methods.concrete_dropout import ConcreteDropout
 from aleator.methods.dropout import Dropout
+from aleator.methods.elliptical_slice import EllipticalSlice
 from aleator.methods.ensemble import Ensemble
 from aleator.methods.exact import Exact
+from aleator.methods.gibbs import Gibbs
 from aleator.methods.hmc import HMC
+from aleator.methods.independence import Independence
 from aleator.methods.ivon import IVON
+from aleator.methods.mala import MALA
 from aleator.methods.map import MAP
+from aleator.methods.marginal_gibbs import MarginalGibbs
 from aleator.methods.microcanonical import Microcanonical
 from aleator.methods.nuts import NUTS
+from aleator.methods.random_walk import RandomWalk
+from aleator.methods.sir import SIR
+from aleator.methods.slice import Slice
+from aleator.methods.smc import SMC
 from aleator.methods.sparse_dropout import SparseDropout
+from aleator.methods.tempering import ParallelTempering
 from aleator.methods.variational import Renyi, Variational
 from aleator.methods.variational_dropout import VariationalDropout
 
@@ -27,22 +38,44 @@ METHODS: dict[str, type[Method]] = {
     "hmc": HMC,
     "nuts": NUTS,
     "microcanonical": Microcanonical,
+    "chees": ChEES,
+    "marginal_gibbs": MarginalGibbs,
+    "sir": SIR,
+    "smc": SMC,
+    "parallel_tempering": ParallelTempering,
+    "gibbs": Gibbs,
+    "mala": MALA,
+    "elliptical_slice": EllipticalSlice,
+    "slice": Slice,
+    "independence": Independence,
+    "random_walk": RandomWalk,
 }
 
 __all__ = [
     "HMC",
     "IVON",
+    "MALA",
     "MAP",
     "METHODS",
     "NUTS",
+    "SIR",
+    "SMC",
     "Card",
+    "ChEES",
     "ConcreteDropout",
     "Dropout",
+    "EllipticalSlice",
     "Ensemble",
     "Exact",
+    "Gibbs",
+    "Independence",
+    "MarginalGibbs",
     "Method",
     "Microcanonical",
+    "ParallelTempering",
+    "RandomWalk",
     "Renyi",
+    "Slice",
     "SparseDropout",
     "Variational",
     "VariationalDropout",

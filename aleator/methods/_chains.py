@@ -98,8 +98,8 @@ def safe(log_density: Array) -> Array:
     return jnp.where(jnp.isfinite(log_density), log_density, -jnp.inf)
 
 
-class Sampler(Method):
-    """Base of the Markov chain methods. num_samples draws are kept per chain, one in every `thin` steps, in the precision `storage`
+class ChainMethod(Method):
+    """What all Markov chain methods are asked. num_samples draws are kept per chain, one in every `thin` steps, in the precision `storage`
     ("auto": that of the run; "float16" halves the memory).
 
     precision: "auto" runs networks in float32 and bare densities and programs in float64; or "float32", "float64".
@@ -129,15 +129,27 @@ class Sampler(Method):
         """Everything by which the draws differ from those of the posterior, by name."""
         return []
 
+    def prepare(self, target: Any) -> tuple[bool, Layout]:
+        """Whether to run in double precision, and the layout of positions in it."""
+        check_target(self, target)
+        x64 = self.precision == "float64" or (self.precision == "auto" and doubles(target))
+        with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
+            return x64, flat_layout(target)
+
+    def all_departures(self, target: Any) -> list[str]:
+        return self.departures() + ([f"temperature {target.temperature}"] if target.temperature != 1.0 else [])
+
+
+class Sampler(ChainMethod):
+    """Base of the samplers that move one flat position at a time: a subclass gives the kernel."""
+
     @abc.abstractmethod
     def kernel(self, target: Any, layout: Layout) -> Kernel:
         """The transition for one target; raises MethodError where the sampler does not apply."""
 
     def build(self, target: Any) -> Algorithm:
-        check_target(self, target)
-        x64 = self.precision == "float64" or (self.precision == "auto" and _doubles(target))
+        x64, layout = self.prepare(target)
         with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
-            layout = flat_layout(target)
             kernel = self.kernel(target, layout)
         batches = None if target.model is None else "full"
 
@@ -176,7 +188,6 @@ class Sampler(Method):
         # One step for both: the state knows where warm-up ends, and the second phase costs no second compilation.
         phases = [Phase("start", start, 1, batches)] + [Phase("warm-up", step, self.num_warmup, batches)] * bool(self.num_warmup)
         phases.append(Phase("sampling", step, self.num_samples * self.thin, batches))
-        departures = self.departures() + ([f"temperature {target.temperature}"] if target.temperature != 1.0 else [])
         return Algorithm(
             init=init,
             phases=tuple(phases),
@@ -188,7 +199,7 @@ class Sampler(Method):
             watch="log_density",
             verdict=lambda result: convergence.verdict(result, self, layout.names, target.model is not None),
             x64=x64,
-            notes={"departures": departures},
+            notes={"departures": self.all_departures(target)},
         )
 
 
@@ -260,7 +271,7 @@ def check_target(method: Any, target: Any) -> None:
         )
 
 
-def _doubles(target: Any) -> bool:
+def doubles(target: Any) -> bool:
     """Whether the target is a bare density or a program, and can be traced in double precision: NumPy arrays that a function has met in
     single precision may stay there (a cache of JAX's), which then does not mix."""
     if target.model is not None:
@@ -284,7 +295,10 @@ def _num_functions(target: Any) -> int:
     if rows is None:
         return 0
     params = jax.eval_shape(target.init, jax.random.key(0))
-    return int(jax.eval_shape(lambda p, x: _flat(target.outputs(p, x)), params, rows).shape[0])
+    try:
+        return int(jax.eval_shape(lambda p, x: _flat(target.outputs(p, x)), params, rows).shape[0])
+    except (TypeError, ValueError):  # a program whose plate has one size only
+        return 0
 
 
 def _nowhere(layout: Layout) -> Density:

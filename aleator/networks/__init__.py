@@ -3,6 +3,20 @@
 from aleator.networks._network import Network, UserNetwork, as_network
 from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
+from aleator.networks.partial import Partial
 from aleator.networks.pruned import Pruned, PrunedSite
 
-__all__ = ["MLP", "VGG", "LeNet5", "LeNet5Caffe", "Network", "Pruned", "PrunedSite", "ResNet", "Shallow", "UserNetwork", "as_network"]
+__all__ = [
+    "MLP",
+    "VGG",
+    "LeNet5",
+    "LeNet5Caffe",
+    "Network",
+    "Partial",
+    "Pruned",
+    "PrunedSite",
+    "ResNet",
+    "Shallow",
+    "UserNetwork",
+    "as_network",
+]

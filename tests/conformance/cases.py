@@ -31,6 +31,11 @@ def network_model() -> al.BNN:
     return al.BNN(al.networks.MLP(D, (8,), 1, activation="tanh"), al.Gaussian(), al.Normal(1.0))
 
 
+def keep_likelihood(key: Any, params: Any, data: Any) -> Any:
+    """A conditional that leaves its block where it is: invariant for every target."""
+    return params["likelihood"]
+
+
 # One row per method: small settings, and the reference models it can take.
 STEPS = 60
 METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -43,8 +48,22 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "concrete_dropout": (al.ConcreteDropout(num_steps=STEPS, batch_size=8, num_evidence=4), ("linear", "network")),
     "variational_dropout": (al.VariationalDropout(num_steps=STEPS, batch_size=8), ("linear", "network")),
     "sparse_dropout": (al.SparseDropout(num_steps=STEPS, batch_size=8), ("linear", "network")),
+    "hmc": (al.HMC(num_samples=30, num_warmup=30, num_chains=2), ("linear", "network")),
+    "nuts": (al.NUTS(num_samples=20, num_warmup=20, num_chains=2, max_depth=5), ("network",)),
+    "random_walk": (al.RandomWalk(num_samples=40, num_warmup=40, num_chains=2), ("network",)),
+    "independence": (al.Independence(num_samples=40, num_warmup=100, num_chains=2), ("linear",)),
+    "slice": (al.Slice(num_samples=10, num_warmup=10, num_chains=2), ("linear",)),
+    "elliptical_slice": (al.EllipticalSlice(num_samples=40, num_warmup=20, num_chains=2), ("network",)),
+    "mala": (al.MALA(num_samples=40, num_warmup=40, num_chains=2), ("network",)),
+    "gibbs": (al.Gibbs({"likelihood": keep_likelihood}, al.RandomWalk(), num_samples=40, num_warmup=40, num_chains=2), ("network",)),
+    "parallel_tempering": (al.ParallelTempering(num_samples=20, num_warmup=20, num_chains=2), ("linear",)),
+    "smc": (al.SMC(num_particles=32), ("linear",)),
+    "sir": (al.SIR(num_samples=50), ("linear",)),
+    "marginal_gibbs": (al.MarginalGibbs(num_samples=30, num_warmup=20, num_chains=2, tries=2), ("shallow",)),
+    "chees": (al.ChEES(num_samples=10, num_warmup=20, num_chains=8), ("network",)),
+    "microcanonical": (al.Microcanonical(num_samples=30, num_warmup=30, num_chains=2), ("network",)),
 }
-MODELS = {"linear": linear_model, "network": network_model}
+MODELS = {"linear": linear_model, "network": network_model, "shallow": lambda: al.shallow.ShallowNet(3)}
 METHOD_CASES = [(name, model) for name, (_, models) in METHODS.items() for model in models]
 
 REFERENCE_METHODS = {"map": METHODS["map"][0], "ensemble": METHODS["ensemble"][0]}
@@ -118,6 +137,7 @@ class NetworkCase:
 NETWORKS = {
     "mlp": NetworkCase(lambda: al.networks.MLP(D, (8, 8), 1), _x),
     "shallow": NetworkCase(lambda: al.networks.Shallow(D, 5), _x),
+    "partial": NetworkCase(lambda: al.networks.Partial(al.networks.MLP(D, (8,), 1), (0, 1)), _x),
     "equinox": NetworkCase(_equinox, _x),
     "nnx": NetworkCase(_nnx, _x),
     "function": NetworkCase(_function, _x),
@@ -136,4 +156,8 @@ PRIORS = {
     "hierarchical, layers": al.priors.Hierarchical(al.HalfCauchy(1.0)),
     "hierarchical, global": al.priors.Hierarchical(per="global", scaling="fan_in"),
     "hierarchical, centred": al.priors.Hierarchical(al.LogNormal(0.0, 0.3), per="leaf", centred=True),
+    "hierarchical, inputs": al.priors.Hierarchical(al.HalfCauchy(1.0), per={"layer0.weight": "input", "*": "layer"}),
+    "hierarchical, units": al.priors.Hierarchical(al.InverseGamma(2.0, 1.0), per="unit", centred="auto"),
+    "horseshoe": al.priors.Horseshoe(al.HalfCauchy(0.3)),
+    "horseshoe, inputs, slab": al.priors.Horseshoe(local="input", slab=al.InverseGamma(2.0, 8.0), scaling="fan_in"),
 }

@@ -112,6 +112,8 @@ def test_steps_run_under_jit_and_vmap(method: str, model: str) -> None:
     with jax.enable_x64(algorithm.x64):
         batch = al.Data(x, y[:, None]).batch()
         start = bound.init(jax.random.key(0))
+        if algorithm.starts is not None:
+            start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (algorithm.starts, *leaf.shape)), start)
         keys = jax.random.split(jax.random.key(1), 2)
         states = jax.vmap(lambda key: algorithm.init(key, start))(jax.random.split(jax.random.key(2), 2))
         # The same keys twice, on purpose: the two ways must agree.
@@ -130,7 +132,8 @@ def test_saved_and_loaded_predicts_the_same_bits(method: str, model: str, tmp_pa
     np.testing.assert_array_equal(fit.predict(3, x).mean, again.predict(3, x).mean)
     np.testing.assert_array_equal(fit.predict(3, x).variance, again.predict(3, x).variance)
     assert_same(fit, again)
-    assert again.method == fit.method and again.status == fit.status and again.log_evidence == fit.log_evidence
+    assert again.method == fit.method or method == "gibbs"  # whose conditionals are the user's code
+    assert again.status == fit.status and again.log_evidence == fit.log_evidence
 
 
 @METHOD
