@@ -169,7 +169,7 @@ def _absorb(factor: Array, half: Array, x: Array, level: Array) -> tuple[Array, 
 
 def _beyond(values: Array) -> Array:
     """Σ_{i>j} values_i along the last axis: not the inclusive sum minus the entry itself, which would cancel."""
-    total = jax.lax.cumsum(values, axis=values.ndim - 1, reverse=True)
+    total = jax.lax.cumsum(jnp.asarray(values), axis=values.ndim - 1, reverse=True)
     return jnp.concatenate([total[..., 1:], jnp.zeros_like(total[..., :1])], axis=-1)
 
 

@@ -101,7 +101,8 @@ def verdict(result: Any, method: Any, names: list[str], network: bool) -> tuple[
 def _numbers(judged: np.ndarray, positions: np.ndarray, stats: Any, method: Any) -> dict[str, Any]:
     chains, n = judged.shape[:2]
     few = chains * n < 8
-    sizes = {"ess_bulk": ess_bulk(judged), "ess_tail": ess_tail(judged)} if not few else {"ess_bulk": np.nan, "ess_tail": np.nan}
+    none = np.full(1, np.nan)
+    sizes = {"ess_bulk": ess_bulk(judged), "ess_tail": ess_tail(judged)} if not few else {"ess_bulk": none, "ess_tail": none}
     depth, energy = np.asarray(stats.depth), np.asarray(stats.energy)
     limit = getattr(method, "max_depth", None)
     return {

@@ -423,10 +423,13 @@ class _Job:
         if not path.exists():
             return  # Killed before the first checkpoint: the run starts from its beginning, and is the same run.
         arrays, meta = _files.unpack(path.read_bytes(), str(path))
-        if meta.pop("schema") != 2:
+        if meta.pop("schema") not in (1, 2):  # the first had no parts of its own: no method of its time kept anything
             raise StoreError(
                 message(
-                    "The checkpoint is from another version.", "an unknown schema", "schema 2", "finish it with the version that began it"
+                    "The checkpoint is from another version.",
+                    "an unknown schema",
+                    "schema 1 or 2",
+                    "finish it with the version that began it",
                 )
             )
         if meta["identity"] != self.identity:
@@ -443,7 +446,7 @@ class _Job:
             state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
             self.groups = [range(*bounds) for bounds in meta.pop("groups")]  # as they were, whatever machine this is
             self._deal(state)
-        count = meta.pop("kept")
+        count = meta.pop("kept", 0)
         for name, value in meta.items():
             setattr(self, name, value)
         self.traces = {name.removeprefix("trace/"): [array] for name, array in arrays.items() if name.startswith("trace/")}

@@ -26,7 +26,7 @@ def _doubles() -> Iterator[None]:
 
 def test_calibration() -> None:
     """Ranks of five predictions, the noise sd and the log-likelihood: 1000 data sets of 20 points × 99 draws, lag-1 correlation < 0.05."""
-    ranks, lag = calibration(tools(model_of(False), 1000, 20), 99, 20, 100)
+    ranks, lag = calibration(tools(model_of(False), 1000, 20), 99, 12, 100)
     assert lag < 0.05
     assert np.max(ranks) < CHI2
 
