@@ -21,7 +21,7 @@ FLOORS = [
     {"linalg", "sites", "_feed", "_kept", "_marginal"},
     {"_chunks", "noise", "families"},
     {"likelihoods", "priors", "networks", "features", "divergences", "gradients"},
-    {"model", "shallow", "programs", "_columns", "_outputs"},
+    {"model", "shallow", "selection", "programs", "_columns", "_outputs"},
     {"_quadrature"},
     {"predictive"},
     {"target", "loop", "posterior", "criteria", "diagnostics", "convergence"},

@@ -17,6 +17,7 @@ from aleator.methods.marginal_gibbs import MarginalGibbs
 from aleator.methods.microcanonical import Microcanonical
 from aleator.methods.nuts import NUTS
 from aleator.methods.random_walk import RandomWalk
+from aleator.methods.reversible_jump import ReversibleJump
 from aleator.methods.sir import SIR
 from aleator.methods.slice import Slice
 from aleator.methods.smc import SMC
@@ -40,6 +41,7 @@ METHODS: dict[str, type[Method]] = {
     "microcanonical": Microcanonical,
     "chees": ChEES,
     "marginal_gibbs": MarginalGibbs,
+    "reversible_jump": ReversibleJump,
     "sir": SIR,
     "smc": SMC,
     "parallel_tempering": ParallelTempering,
@@ -75,6 +77,7 @@ __all__ = [
     "ParallelTempering",
     "RandomWalk",
     "Renyi",
+    "ReversibleJump",
     "Slice",
     "SparseDropout",
     "Variational",

@@ -60,6 +60,7 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "smc": (al.SMC(num_particles=32), ("linear",)),
     "sir": (al.SIR(num_samples=50), ("linear",)),
     "marginal_gibbs": (al.MarginalGibbs(num_samples=30, num_warmup=20, num_chains=2, tries=2), ("shallow",)),
+    "reversible_jump": (al.ReversibleJump(num_samples=30, num_warmup=20, num_chains=2), ("linear",)),
     "chees": (al.ChEES(num_samples=10, num_warmup=20, num_chains=8), ("network",)),
     "microcanonical": (al.Microcanonical(num_samples=30, num_warmup=30, num_chains=2), ("network",)),
 }
