@@ -77,7 +77,8 @@ def oracle(
         if good or spent + 2.0 * took > budget:
             break
         # Each chain goes on from its own last draw.
-        starts = Draws(_tree.take(done.posterior.params, slice(number - 1, None, number)), num_chains=sampler.num_chains)
+        draws: Any = done.posterior
+        starts = Draws(_tree.take(draws.params, slice(number - 1, None, number)), num_chains=sampler.num_chains)
         number *= 2
     what = f"R-hat {health['rhat']:.3f} and {min(health['ess_bulk'], health['ess_tail']):.0f} effective draws of every function"
     if good:
@@ -116,7 +117,7 @@ def _starts(key: Any, model: Any, data: Any, num_chains: int) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HealthWarning)
-        members = fit(key, model, data, Ensemble(MAP(num_steps=500, batch_size=None, learning_rate=1e-2), num_chains), progress=False)
+        members: Any = fit(key, model, data, Ensemble(MAP(num_steps=500, batch_size=None, learning_rate=1e-2), num_chains), progress=False)
     return Draws(members.posterior.params, num_chains=num_chains)
 
 

@@ -374,8 +374,8 @@ def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree
         if isinstance(init, (Fit, Posterior)):
             source = init.posterior if isinstance(init, Fit) else init
             # As many draws as members: one each. Other numbers are drawn from.
-            given = isinstance(source, Draws) and source.weights is None and _tree.rows(source.params) == (stacked or 1)
-            draws = source.params if given else source.sample(key, stacked or 1)
+            one_each = isinstance(source, Draws) and source.weights is None and _tree.rows(source.params) == (stacked or 1)
+            draws = source.params if one_each else source.sample(key, stacked or 1)  # type: ignore[attr-defined]
             return jax.tree.map(jnp.asarray, draws if stacked is not None else _tree.take(draws, 0))
         if init is not None:
             params = jax.tree.map(jnp.asarray, init)

@@ -55,15 +55,15 @@ class Patterns(NamedTuple):
         return np.bincount(self.included.sum(axis=1), weights=self.probability, minlength=self.included.shape[1] + 1)
 
 
-def problem(model: LinearModel, batch: Batch, log_size: np.ndarray | None) -> Problem:
+def problem(model: Any, batch: Batch, log_size: np.ndarray | None) -> Problem:
     """What the data say, in float64. log_size (p + 1,): log probabilities of the sizes, None for equally likely patterns."""
-    p = model.num_features
+    p = int(model.num_features)
     stats = moments(model.features(_tree.as_float64(batch.x)), _tree.as_float64(batch.y), batch.weight)
     template = {"weight": np.zeros((model.targets(), p))}
-    scale = model.prior.scales(template, model.fan_in(template))["weight"]  # type: ignore[attr-defined]
-    number = np.array([math.comb(p, size) for size in range(p + 1)], float)
+    scale = model.prior.scales(template, model.fan_in(template))["weight"]
+    number = np.array([math.comb(p, size) for size in range(p + 1)], np.float64)
     log_prior = np.full(p + 1, -p * math.log(2.0)) if log_size is None else log_size - np.log(number)
-    return Problem(stats, jnp.asarray(model.prior.loc), jnp.asarray(scale), jnp.asarray(log_prior))  # type: ignore[attr-defined]
+    return Problem(stats, jnp.asarray(model.prior.loc), jnp.asarray(scale), jnp.asarray(log_prior))
 
 
 def posterior(given: Problem, included: Array, log_noise: Array, scaled: bool) -> tuple[Conditional, Array]:
@@ -71,7 +71,7 @@ def posterior(given: Problem, included: Array, log_noise: Array, scaled: bool) -
     stats, noise, shift = given.stats, jnp.exp(2.0 * log_noise), jnp.zeros(())
     if scaled:
         stats = stats._replace(cross=stats.cross / jnp.sqrt(noise), square=stats.square / noise)
-        noise, shift = jnp.ones_like(noise), -stats.mass * jnp.sum(log_noise)
+        noise, shift = jnp.ones_like(noise), jnp.asarray(-stats.mass * jnp.sum(log_noise))
     stats, mean, variance = blank(included, stats, given.loc, given.scale**2)
     now = condition(stats, noise, mean, variance)
     return now, log_marginal_at(now, stats, noise, mean, variance) + shift
@@ -129,7 +129,7 @@ def move_noise(
     """Random-walk steps on log σ, weights integrated out; the step is 2.4 times the spread 1/√(2N) that N residuals leave."""
     width = 2.4 / jnp.sqrt(2.0 * (given.stats.mass + 1.0)) / math.sqrt(len(log_noise))
 
-    def move(carry: tuple[Array, Array], key: Key) -> tuple[tuple[Array, Array], None]:
+    def move(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], None]:
         at, value = carry
         key_step, key_accept = jax.random.split(key)
         to = at + width * jax.random.normal(key_step, at.shape, at.dtype)
@@ -146,14 +146,14 @@ def repeat(move: Callable, carry: Any, key: Key, number: int) -> tuple[Any, Any]
     return jax.lax.scan(lambda now, i: move(now, jax.random.fold_in(key, i)), carry, jnp.arange(number))
 
 
-def enumerate_patterns(model: LinearModel, data: Any, log_size: Any = None) -> Patterns:
+def enumerate_patterns(model: Any, data: Any, log_size: Any = None) -> Patterns:
     """The exact posterior over all 2^p patterns, for a fixed noise scale and p ≤ 20.
 
     log_size: log probabilities of the sizes 0 … p, each pattern of a size equally likely; None: all patterns equally likely.
     """
     data = as_data(data)
     model = check_selection(model.bind(data.x, model.likelihood.encode(data.y)))
-    p = model.num_features
+    p = int(model.num_features)
     if isinstance(model.likelihood.scale, Hyperprior) or p > MAX_ENUMERATED:
         got = f"{p} regressors, noise {model.likelihood.scale!r}"
         raise MethodError(

@@ -173,7 +173,9 @@ def draw_hyper(key: Key, values: Values, design: Array, rows: Rows, net: Shallow
     q = len(values.beta) - m
     dtype = values.gamma.dtype
     key_gamma, key_normal = jax.random.split(key)
-    noise, prior = net.likelihood.scale, net.prior
+    likelihood: Any = net.likelihood
+    prior: Any = net.prior
+    noise = likelihood.scale
     learned, hierarchy = isinstance(noise, InverseGamma), isinstance(prior, Hierarchical)
     # Shapes of all gamma draws are known beforehand: one call.
     beta, gamma = values.beta[q:], values.gamma

@@ -259,7 +259,11 @@ def walk(key: Key, state: State, evaluate: Callable[[Array], tuple[Array, Array]
 def trajectory(key: Key, state: State, split: Callable, num_leapfrog: int) -> State:
     """One Hamiltonian trajectory of every particle at the current β, of a random length up to num_leapfrog steps of a common size."""
     key_momentum, key_length, key_accept = jax.random.split(key, 3)
-    value = lambda q: along(*split(q), state.beta)
+
+    def value(q: Array) -> Array:
+        reference, rest = split(q)
+        return along(reference, rest, state.beta)
+
     density = chains.Density(value, jax.value_and_grad(value), split, lambda q: q)
     metric = state.metric
     length = jax.random.randint(key_length, (), num_leapfrog // 2 + 1, num_leapfrog + 1)
