@@ -152,7 +152,8 @@ def _sentence(
             "these points were treated as impossible; guard the log, root or division that fails there."
         )
         return said, False
-    if health["outside"] > 0.001 * health["evaluations"]:
+    # Without gradients a refusal at the edge is all that is needed; trajectories are lost there.
+    if watch is not None and health["outside"] > 0.001 * health["evaluations"]:
         share = health["outside"] / health["evaluations"]
         where = _where(positions, stats.outside, names, watch)
         said = (

@@ -170,6 +170,53 @@ class StudentT(_Fixed):
 
 
 @dataclasses.dataclass(frozen=True)
+class ScaleMixture(_Fixed):
+    """w ~ share·N(loc, s²) + (1 − share)·N(loc, (narrow·s)²): a spike for weights that are not needed, a slab for those that are
+    (Blundell et al. 2015). Idle weights fall into the spike, where they disturb nobody; under one Gaussian they keep its whole width.
+
+    Variational methods give each weight a probability of being in the slab as part of q, which has its optimum in closed form: the bound
+    then is of the weights and their components jointly, and still a bound.
+    """
+
+    scale: Any = 1.0
+    narrow: float = 0.01
+    share: float = 0.5
+    loc: float = 0.0
+    scaling: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("narrow", "share"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value < 1.0):
+                raise ModelError(
+                    message(f"ScaleMixture({name}=…) cannot be used.", repr(value), "a number between 0 and 1", f"pass e.g. {name}=0.1")
+                )
+        _freeze_scale(self)
+
+    def _log_density(self, z: Array) -> Array:
+        return self._join(-0.5 * z**2, -0.5 * (z / self.narrow) ** 2)
+
+    def _join(self, wide: Array, spike: Array) -> Array:
+        """log(share·e^wide + (1 − share)/narrow·e^spike)/√2π from the two exponents."""
+        shares = np.log(self.share).item(), (np.log1p(-self.share) - np.log(self.narrow)).item()
+        return jnp.logaddexp(wide + shares[0], spike + shares[1]) - 0.5 * np.log(2 * np.pi).item()
+
+    def expected_log_prob(self, mean: Tree, variance: Tree, hyper: dict, fan_in: Tree) -> Array:
+        """Σ log Σ_k π_k exp E[log N_k(w)] ≤ E[log p(w)]: the expectation over weights and components under their best joint q."""
+
+        def leaf(m: Array, v: Array, s: float) -> Array:
+            square = ((m - self.loc) ** 2 + v) / s**2
+            return jnp.sum(self._join(-0.5 * square, -0.5 * square / self.narrow**2)) - m.size * np.log(s).item()
+
+        return _tree.sum_leaves(jax.tree.map(leaf, mean, variance, self.scales(mean, fan_in)))
+
+    def _draw(self, key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
+        key_component, key_draw = jax.random.split(key)
+        wide = jax.random.bernoulli(key_component, self.share, shape)
+        return jnp.where(wide, 1.0, self.narrow).astype(dtype) * jax.random.normal(key_draw, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class FromDistribution(_Fixed):
     """Every weight independently from a real-valued NumPyro distribution, named so that it can be saved."""
 

@@ -353,3 +353,43 @@ def test_the_form_is_chosen_from_a_fit() -> None:
     assert al.priors.centre(jax.random.key(1), fit).centred == ("known",)
     with pytest.raises(al.ModelError, match="centred='auto'"):
         al.priors.centre(jax.random.key(2), al.fit(0, al.BNN((function, start)), (x, y), al.MAP(num_steps=2)))
+
+
+# ---- spike and slab -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_scale_mixture_is_its_two_normals() -> None:
+    import scipy.stats as st
+
+    prior = al.priors.ScaleMixture(2.0, narrow=0.1, share=0.3, loc=0.5)
+    w = np.array([-3.0, 0.4, 0.5, 0.9, 4.0])
+    expected = np.sum(np.log(0.3 * st.norm(0.5, 2.0).pdf(w) + 0.7 * st.norm(0.5, 0.2).pdf(w)))
+    with jax.enable_x64(True):
+        found = prior.log_prob({"w": jnp.asarray(w)}, {}, {"w": 1})
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    drawn, _ = prior.sample(jax.random.key(0), {"w": jax.ShapeDtypeStruct((200_000,), jnp.float32)}, {"w": 1})
+    z = np.asarray(drawn["w"], np.float64) - 0.5
+    variance, fourth = 0.3 * 4.0 + 0.7 * 0.04, 3 * (0.3 * 16.0 + 0.7 * 0.0016)
+    assert abs(np.mean(z**2) - variance) < 5 * np.sqrt((fourth - variance**2) / 200_000)
+
+
+def test_the_scale_mixtures_expectation_is_a_bound_that_becomes_exact() -> None:
+    """Below E[log p] always, and equal to log p where q is a point."""
+    prior = al.priors.ScaleMixture(1.0, narrow=0.05)
+    mean = {"w": jnp.array([0.0, 0.03, 0.2, -1.0])}
+    expected = lambda v: float(prior.expected_log_prob(mean, {"w": jnp.full(4, v)}, {}, {"w": 1}))
+    np.testing.assert_allclose(expected(0.0), float(prior.log_prob(mean, {}, {"w": 1})), rtol=1e-6)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+    for v in (1e-4, 0.01, 0.2):
+        exact = sum(
+            w / np.sqrt(2 * np.pi) * float(prior.log_prob({"w": mean["w"] + np.sqrt(v) * z}, {}, {"w": 1}))
+            for z, w in zip(nodes, weights, strict=True)
+            if w > 1e-12
+        )
+        assert exact - 4.0 < expected(v) < exact + 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"narrow": 0.0}, {"narrow": 1.0}, {"share": 1.5}])
+def test_scale_mixtures_that_are_none_are_refused(settings: dict) -> None:
+    with pytest.raises(al.ModelError, match="between 0 and 1"):
+        al.priors.ScaleMixture(1.0, **settings)

@@ -154,6 +154,7 @@ PRIORS = {
     "normal, fan-in": al.Normal(1.0, scaling="fan_in"),
     "laplace": al.priors.Laplace(1.0),
     "student t": al.priors.StudentT(3.0),
+    "scale mixture": al.priors.ScaleMixture(1.0, narrow=0.1),
     "hierarchical, layers": al.priors.Hierarchical(al.HalfCauchy(1.0)),
     "hierarchical, global": al.priors.Hierarchical(per="global", scaling="fan_in"),
     "hierarchical, centred": al.priors.Hierarchical(al.LogNormal(0.0, 0.3), per="leaf", centred=True),
