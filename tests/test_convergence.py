@@ -94,7 +94,7 @@ def test_a_density_that_jumps_is_named() -> None:
     fit = run(
         lambda q: -0.05 * q[0] ** 2 - 0.5 * q[1] ** 2 - jnp.floor(2.0 * jnp.abs(q[0])),
         np.zeros(2),
-        al.HMC(num_samples=2000, num_warmup=300, num_chains=2),
+        al.HMC(num_samples=5000, num_warmup=300, num_chains=2),
     )
     assert "gradient does not belong" in fit.status and "[0]" in fit.status
 
