@@ -56,6 +56,7 @@ def samplers(draws: int) -> dict[str, Any]:
     return {
         "NUTS": lambda chains: al.NUTS(num_chains=chains, max_depth=DEPTH, **common),
         "HMC": lambda chains: al.HMC(num_chains=chains, **common),
+        "Microcanonical": lambda chains: al.Microcanonical(num_chains=chains, **common),
     }
 
 
