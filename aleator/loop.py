@@ -257,7 +257,8 @@ class _Job:
         total = self.num_steps(feed)
         step = self.algorithm.phases[self.phase].step
         capacity = self._capacity(feed, max([total] + [p.num_steps or 0 for p in self.algorithm.phases if p.step is step]))
-        count = min(self.count, capacity, total - self.step)
+        # The first chunk of a phase is short: it may compile, and then one group runs it while the others wait.
+        count = min(self.count if self.calls else FIRST_CHUNK, capacity, total - self.step)
         if self.algorithm.check is not None and self.held[0] is not None:
             count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
         feeds = self._feeds(feed, count, capacity)
