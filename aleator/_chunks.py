@@ -37,14 +37,14 @@ def compiled_init(algorithm: Any) -> Callable:
 
 @functools.lru_cache(maxsize=256)
 def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bool, fed: bool) -> Callable:
-    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept): `count` steps, compiled once per shape; phases
-    with the same step share it."""
+    """advance(state, key, first, count, data, feed, capacity) → (state, infos, kept, ran): `count` steps, or the `ran` that it took until
+    `done`, compiled once per shape; phases with the same step share it."""
 
     def one_step(state: Any, key: Key, number: Any, i: Any, data: Any, feed: Any) -> tuple[Any, Any, Any]:
         state, info = step(jax.random.fold_in(key, number), state, batch_at(kind, data, feed, i))
         return state, info, None if algorithm.keep is None else algorithm.keep(state, info)
 
-    def chunk(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+    def chunk(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any, Array]:
         data = prepare(kind, data, feed)
         _, info, kept = jax.eval_shape(one_step, state, key, first, 0, data, feed)
         buffers = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), (info, kept))
@@ -59,13 +59,13 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
             state, *out = one_step(state, key, first + i, i, data, feed)
             return i + 1, state, jax.tree.map(lambda buffer, value: buffer.at[i].set(value), buffers, tuple(out))
 
-        _, state, (infos, keeps) = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), state, buffers))
-        return state, infos, keeps
+        ran, state, (infos, keeps) = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), state, buffers))
+        return state, infos, keeps, ran
 
     axes = (0, 0, None, None, None, 0 if fed else None)
     if driver == "loop":
 
-        def mapped(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+        def mapped(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, ...]:
             return jax.vmap(functools.partial(chunk, capacity=capacity), in_axes=axes)(state, key, first, count, data, feed)
 
         return jax.jit(mapped if stacked else chunk, static_argnums=6)
@@ -76,9 +76,17 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
         else lambda d, f: prepare(kind, d, f)
     )
     data_axis = 0 if kind == "full" and fed else None
-    single = jax.jit(jax.vmap(one_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
 
-    def python_chunk(state: Any, key: Key, first: int, count: int, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any]:
+    def member_step(state: Any, *rest: Any) -> tuple[Any, Any, Any]:
+        new, info, kept = one_step(state, *rest)
+        if algorithm.done is not None:
+            over = algorithm.done(state)
+            new = jax.tree.map(lambda old, moved: jnp.where(over, old, moved), state, new)
+        return new, info, kept
+
+    single = jax.jit(jax.vmap(member_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
+
+    def python_chunk(state: Any, key: Key, first: int, count: int, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any, int]:
         data = prepared(data, feed)
         outs = []
         for i in range(count):
@@ -91,7 +99,7 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
             [leaf, jnp.zeros((*leaf.shape[:axis], capacity - count, *leaf.shape[axis + 1 :]), leaf.dtype)], axis
         )
         infos, keeps = jax.tree.map(lambda *leaves: pad(jnp.stack(leaves, axis)), *outs)
-        return state, infos, keeps
+        return state, infos, keeps, count
 
     return python_chunk
 

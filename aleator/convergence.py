@@ -200,6 +200,8 @@ def _sentence(
         f"Converged: R-hat {health['rhat']:.3f}, effective draws {health['ess_bulk']:.0f} (bulk) and {health['ess_tail']:.0f} (tail), "
         f"judged by {health['judged']}."
     )
+    if health["outside"] > 0.001 * health["evaluations"]:
+        said += f" {health['outside'] / health['evaluations']:.1%} of the proposals fell outside the support (log density −∞) and were refused, which is exact."
     return said, True
 
 

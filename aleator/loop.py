@@ -267,9 +267,10 @@ class _Job:
         clock = time.perf_counter()
         outs = self._call(feed.kind, feeds, count, capacity, self.driver)
         elapsed = time.perf_counter() - clock
+        count = max(int(np.max(ran)) for *_, ran in outs)  # fewer than asked for where all are done
         self._check_finite(feed.kind, feeds, capacity, outs, count)
-        self.previous, self.states = self.states, [state for state, _, _ in outs]
-        self._record([info for _, info, _ in outs], [kept for _, _, kept in outs], count, total)
+        self.previous, self.states = self.states, [state for state, *_ in outs]
+        self._record([info for _, info, _, _ in outs], [kept for _, _, kept, _ in outs], count, total)
         self.step, self.total_steps, self.calls = self.step + count, self.total_steps + count, self.calls + 1
         if self.calls > 1:  # the first call compiles
             self.count = int(np.clip(count * CHUNK_SECONDS / max(elapsed, 1e-6), 1, MAX_CHUNK))
@@ -341,7 +342,7 @@ class _Job:
         if self.algorithm.watch is None:
             return
         watched = np.stack(
-            [np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, _ in outs]
+            [np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, *_ in outs]
         )
         bad = np.flatnonzero(~np.isfinite(watched.sum(axis=0)))
         if not bad.size:
@@ -353,7 +354,7 @@ class _Job:
         ]
         path = next((p for position in positions if (p := _tree.first_nonfinite(position))), None)
         if at > 0:
-            self.states = [state for state, _, _ in self._call(kind, feeds, at - 1, capacity, self.driver)]
+            self.states = [state for state, *_ in self._call(kind, feeds, at - 1, capacity, self.driver)]
         else:
             self.states = self.previous
         number, at_start = self.total_steps + at, self.total_steps + at == 0

@@ -160,6 +160,11 @@ def test_bad_settings_are_refused(settings: dict, said: str) -> None:
         al.NUTS(**settings)
 
 
+def test_one_parameter_is_too_few_for_directions() -> None:
+    with pytest.raises(al.MethodError, match=r"1 parameter.*al\.HMC"):
+        draws(al.Microcanonical(num_samples=10, num_warmup=10), lambda q: -0.5 * jnp.sum(q**2), 1)
+
+
 def test_draws_are_thinned_stored_small_and_kept_by_chain(tmp_path) -> None:
     target = al.target_from_log_density(lambda q: -0.5 * jnp.sum(q**2), np.zeros(2))
     method = al.HMC(num_samples=50, num_warmup=50, num_chains=3, thin=2, storage="float16")

@@ -24,18 +24,20 @@ from aleator.posterior import Draws, Posterior
 from aleator.programs import ProgramModel
 
 REFERENCE_ROWS = 16  # rows of the data, and as many points beyond them, at which functions are compared
+PRECISIONS = ("auto", "float32", "float64")
 STORAGE = ("auto", "float16", "float32", "float64")
 
 
 class Density(NamedTuple):
     """The log density of a flat position and its gradient, with the data bound. value(q) → scalar; value_and_grad(q) → (scalar, (D,));
-    parts(q) → (log prior, log likelihood); functions(q) → (F,): outputs of the model at reference inputs, the position itself where
-    there is no model."""
+    parts(q) → (log prior, log likelihood); functions(q) → (F,): outputs of the model at reference inputs, none where there is no model.
+    batch: the data themselves, None where there are none and while only shapes are asked for."""
 
     value: Callable[[Array], Array]
     value_and_grad: Callable[[Array], tuple[Array, Array]]
     parts: Callable[[Array], tuple[Array, Array]]
     functions: Callable[[Array], Array]
+    batch: Batch | None = None
 
 
 class Stats(NamedTuple):
@@ -121,23 +123,24 @@ class ChainMethod(Method):
             raise MethodError(
                 message(f"{type(self).__name__}.num_warmup cannot be used.", repr(self.num_warmup), expected, "pass e.g. num_warmup=1000")
             )
-        for name, allowed in (("storage", STORAGE), ("precision", ("auto", "float32", "float64"))):
-            if getattr(self, name) not in allowed:
-                raise MethodError(message(f"Unknown {name}.", repr(getattr(self, name)), f"one of {allowed}", "choose one of them"))
+        check_precision(self)
+        if self.storage not in STORAGE:
+            raise MethodError(message("Unknown storage.", repr(self.storage), f"one of {STORAGE}", "choose one of them"))
 
     def departures(self) -> list[str]:
         """Everything by which the draws differ from those of the posterior, by name."""
         return []
 
-    def prepare(self, target: Any) -> tuple[bool, Layout]:
-        """Whether to run in double precision, and the layout of positions in it."""
-        check_target(self, target)
-        x64 = self.precision == "float64" or (self.precision == "auto" and doubles(target))
-        with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
-            return x64, flat_layout(target)
+    def kept(self, position: Array, functions: Array, now: Stats, number: Array) -> tuple[dict[str, Any], Array]:
+        """What a step leaves, and whether it is wanted: not during warm-up, and one in every `thin` after it."""
+        position = position if self.storage == "auto" else position.astype(self.storage)
+        return {"position": position, "functions": functions, "stats": now}, (number > 0) & (number % self.thin == 0)
 
-    def all_departures(self, target: Any) -> list[str]:
-        return self.departures() + ([f"temperature {target.temperature}"] if target.temperature != 1.0 else [])
+    def phases(self, step: Callable, batches: str | None, start: Callable | None = None) -> tuple[Phase, ...]:
+        """One step for warm-up and sampling: the state knows where the first ends, and the second costs no second compilation."""
+        before = [] if start is None else [Phase("start", start, 1, batches)]
+        warm = [Phase("warm-up", step, self.num_warmup, batches)] if self.num_warmup else []
+        return (*before, *warm, Phase("sampling", step, self.num_samples * self.thin, batches))
 
 
 class Sampler(ChainMethod):
@@ -148,7 +151,7 @@ class Sampler(ChainMethod):
         """The transition for one target; raises MethodError where the sampler does not apply."""
 
     def build(self, target: Any) -> Algorithm:
-        x64, layout = self.prepare(target)
+        x64, layout = prepare(self, target)
         with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
             kernel = self.kernel(target, layout)
         batches = None if target.model is None else "full"
@@ -164,8 +167,9 @@ class Sampler(ChainMethod):
 
         def start(key: Key, state: State, batch: Batch | None) -> tuple[State, Stats]:
             density = bind(target, layout, batch)
-            now = stats(density.value(state.position))
-            return state._replace(kernel=kernel.init(key, state.position, density), stats=now), now
+            inner = kernel.init(key, state.position, density)
+            now = stats(density.value(inner.position))
+            return state._replace(position=inner.position, kernel=inner, stats=now), now
 
         def step(key: Key, state: State, batch: Batch | None) -> tuple[State, Stats]:
             density = bind(target, layout, batch)
@@ -177,30 +181,40 @@ class Sampler(ChainMethod):
                 inner = jax.lax.cond(number == 0, lambda: kernel.settle(inner), lambda: inner)
             return State(inner.position, inner, now, density.functions(inner.position), number), now
 
-        def keep(state: State, info: Any) -> tuple[dict[str, Any], Array]:
-            position = state.position if self.storage == "auto" else state.position.astype(self.storage)
-            value = {"position": position, "functions": state.functions, "stats": state.stats}
-            return value, (state.number > 0) & (state.number % self.thin == 0)
-
         def finish(key: Key, state: State, kept: Any) -> Posterior:
             return Draws(layout.unravel_all(kept["position"]), num_chains=self.num_chains)
 
-        # One step for both: the state knows where warm-up ends, and the second phase costs no second compilation.
-        phases = [Phase("start", start, 1, batches)] + [Phase("warm-up", step, self.num_warmup, batches)] * bool(self.num_warmup)
-        phases.append(Phase("sampling", step, self.num_samples * self.thin, batches))
         return Algorithm(
             init=init,
-            phases=tuple(phases),
+            phases=self.phases(step, batches, start),
             position=lambda state: layout.unravel(state.position),
             finish=finish,
-            keep=keep,
+            keep=lambda state, info: self.kept(state.position, state.functions, state.stats, state.number),
             members=self.num_chains,
             apart=self.uneven,
             watch="log_density",
             verdict=lambda result: convergence.verdict(result, self, layout.names, target.model is not None),
             x64=x64,
-            notes={"departures": self.all_departures(target)},
+            notes={"departures": self.departures() + tempered(target)},
         )
+
+
+def prepare(method: Any, target: Any) -> tuple[bool, Layout]:
+    """Whether a method with a `precision` runs in double precision on this target, and the layout of positions in it."""
+    check_target(method, target)
+    x64 = method.precision == "float64" or (method.precision == "auto" and doubles(target))
+    with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
+        return x64, flat_layout(target)
+
+
+def check_precision(method: Any) -> None:
+    if method.precision not in PRECISIONS:
+        raise MethodError(message("Unknown precision.", repr(method.precision), f"one of {PRECISIONS}", "choose one of them"))
+
+
+def tempered(target: Any) -> list[str]:
+    """The temperature as a departure from Bayes, where it is one."""
+    return [f"temperature {target.temperature}"] if target.temperature != 1.0 else []
 
 
 class Layout(NamedTuple):
@@ -231,7 +245,7 @@ def flat_layout(target: Any) -> Layout:
         unravel_all=lambda draws: jax.tree.unflatten(
             structure, [draws[..., a:b].reshape(int(np.prod(draws.shape[:-1])), *leaf.shape) for a, b, leaf in parts]
         ),
-        num_functions=_num_functions(target),
+        num_functions=num_functions(target),
         names=names,
     )
 
@@ -243,7 +257,7 @@ def bind(target: Any, layout: Layout, batch: Batch | None) -> Density:
     if layout.num_functions:
         rows = reference(batch.x)  # type: ignore[union-attr]
         functions = lambda q: _flat(target.outputs(layout.unravel(q), rows)).astype(q.dtype)
-    return Density(value, jax.value_and_grad(value), lambda q: target.parts(layout.unravel(q), batch), functions)
+    return Density(value, jax.value_and_grad(value), lambda q: target.parts(layout.unravel(q), batch), functions, batch)
 
 
 def reference(x: Tree) -> Tree:
@@ -290,7 +304,7 @@ def _flat(outputs: Tree) -> Array:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
-def _num_functions(target: Any) -> int:
+def num_functions(target: Any) -> int:
     rows = None if target.model is None or not target.model.minibatch else target.rows(2 * min(REFERENCE_ROWS, target.num_data))
     if rows is None:
         return 0

@@ -6,6 +6,7 @@ D(I + V(Λ − I)Vᵀ)D, so that transitions see a posterior of about unit scale
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -104,6 +105,34 @@ def leapfrog(density: Density, metric: Metric, step: Array, at: Phase) -> Phase:
     position = at.position + step * velocity(metric, momentum)
     log_density, gradient = density.value_and_grad(position)
     return Phase(position, momentum + 0.5 * step * gradient, log_density, gradient)
+
+
+def travel(move: Callable[[Any], Any], given_up: Callable[[Any], Array], start: Any, number: Array) -> tuple[Array, Any, Array]:
+    """`number` moves from a start, fewer where a trajectory is given up: (moves taken, end, whether it was given up)."""
+
+    def body(carry: tuple) -> tuple:
+        i, at, _ = carry
+        at = move(at)
+        return i + 1, at, given_up(at)
+
+    going = lambda carry: (carry[0] < number) & ~carry[2]
+    return jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), start, jnp.zeros((), bool)))
+
+
+def metropolis(key: Key, state: State, end: Any, change: Array) -> tuple[State, Array, Array]:
+    """The chain moved to `end` (position, log_density, gradient) with probability min(1, e^change), which is returned too, and whether.
+
+    A change that is not finite has no way back, so there is no way there.
+    """
+    change = jnp.where(jnp.isfinite(change), change, -jnp.inf)
+    taken = jnp.log(jax.random.uniform(key, (), change.dtype)) < change
+    pick = lambda new, old: jnp.where(taken, new, old)
+    moved = state._replace(
+        position=pick(end.position, state.position),
+        log_density=pick(end.log_density, state.log_density),
+        gradient=pick(end.gradient, state.gradient),
+    )
+    return moved, jnp.exp(jnp.minimum(change, 0.0)), taken
 
 
 def first_step(key: Key, density: Density, metric: Metric, position: Array, guess: float = 0.1) -> Array:

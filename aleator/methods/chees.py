@@ -12,7 +12,7 @@ import numpy as np
 from aleator import convergence
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
-from aleator.loop import Algorithm, Phase
+from aleator.loop import Algorithm
 from aleator.methods import _chains as chains
 from aleator.methods import _hamiltonian as hamiltonian
 from aleator.methods import _length
@@ -154,7 +154,7 @@ class ChEES(chains.ChainMethod):
         check_positive(self, "max_leapfrog", whole=True)
 
     def build(self, target: Any) -> Algorithm:
-        x64, layout = self.prepare(target)
+        x64, layout = chains.prepare(self, target)
         batches = None if target.model is None else "full"
         scaled = self.metric == "diagonal"
 
@@ -221,10 +221,8 @@ class ChEES(chains.ChainMethod):
             return state._replace(number=number + 1), _info(state.stats)
 
         def keep(state: State, info: Any) -> tuple[dict[str, Any], Array]:
-            positions = state.positions if self.storage == "auto" else state.positions.astype(self.storage)
-            functions = state.summaries if layout.num_functions else jnp.zeros((len(positions), 0), positions.dtype)
-            value = {"position": positions, "functions": functions, "stats": state.stats}
-            return value, (state.number > 0) & (state.number % self.thin == 0)
+            functions = state.summaries if layout.num_functions else state.summaries[:, :0]
+            return self.kept(state.positions, functions, state.stats, state.number)
 
         def finish(key: Key, state: State, kept: Any) -> Posterior:
             return Draws(layout.unravel_all(np.swapaxes(kept["position"], 0, 1)), num_chains=self.num_chains)
@@ -233,11 +231,9 @@ class ChEES(chains.ChainMethod):
             by_chain = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), result.kept)
             return convergence.verdict(result._replace(kept=by_chain), self, layout.names, target.model is not None)
 
-        phases = [Phase("start", begin, 1, batches)] + [Phase("warm-up", advance, self.num_warmup, batches)] * bool(self.num_warmup)
-        phases.append(Phase("sampling", advance, self.num_samples * self.thin, batches))
         return Algorithm(
             init=init,
-            phases=tuple(phases),
+            phases=self.phases(advance, batches, begin),
             position=lambda state: layout.unravel(state.positions[0]),
             finish=finish,
             keep=keep,
@@ -245,7 +241,7 @@ class ChEES(chains.ChainMethod):
             watch="log_density",
             verdict=verdict,
             x64=x64,
-            notes={"departures": self.all_departures(target)},
+            notes={"departures": chains.tempered(target)},
         )
 
 

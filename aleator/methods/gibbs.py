@@ -15,7 +15,6 @@ from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.loop import Algorithm
-from aleator.methods import _chains as chains
 from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, stats
 from aleator.methods._method import Card, check_positive
 from aleator.methods._moves import refresh, repeat
@@ -51,7 +50,13 @@ def conditional(density: Density, position: Array, free: np.ndarray) -> Density:
     """The density of the coordinates `free`, the others held where they are."""
     whole = lambda part: position.at[free].set(part)
     value = lambda part: density.value(whole(part))
-    return Density(value, jax.value_and_grad(value), lambda part: density.parts(whole(part)), lambda part: density.functions(whole(part)))
+    return Density(
+        value,
+        jax.value_and_grad(value),
+        lambda part: density.parts(whole(part)),
+        lambda part: density.functions(whole(part)),
+        density.batch,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,58 +118,37 @@ class Gibbs(Sampler):
                 )
             )
 
-    def kernel(self, target: Any, layout: Layout) -> Kernel:
-        """Without the data: what the base asks for to know the shapes. `build` puts the data in."""
-        return self._kernel(target, layout, None)
-
     def build(self, target: Any) -> Algorithm:
-        """As every sampler, with steps that hand the data to the conditionals."""
+        """As every sampler, with whole numbers where they were given."""
         whole = _whole_numbers(target)
-        target = _as_given(target, whole)
-        algorithm = super().build(target)
-        with jax.enable_x64(algorithm.x64 or jax.config.read("jax_enable_x64")):
-            layout = chains.flat_layout(target)
-            self._check_conditionals(target, layout)
-
-        def start(key: Key, state: chains.State, batch: Batch | None) -> tuple[chains.State, Stats]:
-            key_blocks, key_rest = jax.random.split(key)
-            density, kernel = chains.bind(target, layout, batch), self._kernel(target, layout, batch)
-            # The blocks are drawn at once: where they start is of no consequence, and may not even be possible.
-            position = sweep(key_blocks, state.position, self._blocks(target), lambda q: _integers(layout.unravel(q), whole), batch)
-            now = stats(density.value(position))
-            return state._replace(position=position, kernel=kernel.init(key_rest, position, density), stats=now), now
-
-        def step(key: Key, state: chains.State, batch: Batch | None) -> tuple[chains.State, Stats]:
-            density, kernel = chains.bind(target, layout, batch), self._kernel(target, layout, batch)
-            inner, now = kernel.step(key, state.kernel, density)
-            number = state.number + 1
-            if self.num_warmup:
-                inner = jax.lax.cond(state.number < 0, lambda: kernel.adapt(inner, now, state.number + self.num_warmup), lambda: inner)
-                inner = jax.lax.cond(number == 0, lambda: kernel.settle(inner), lambda: inner)
-            return chains.State(inner.position, inner, now, density.functions(inner.position), number), now
+        algorithm = super().build(_as_given(target, whole))
 
         def finish(key: Key, state: Any, kept: Any) -> Posterior:
             draws = algorithm.finish(key, state, kept)
             return dataclasses.replace(draws, params=_integers(draws.params, whole))
 
-        phases = [phase._replace(step=start if phase.name == "start" else step) for phase in algorithm.phases]
-        return dataclasses.replace(algorithm, phases=tuple(phases), finish=finish)
+        return dataclasses.replace(algorithm, finish=finish)
 
-    def _kernel(self, target: Any, layout: Layout, data: Batch | None) -> Kernel:
-        blocks = self._blocks(target)
+    def kernel(self, target: Any, layout: Layout) -> Kernel:
+        self._check_conditionals(target)
+        blocks, whole = self._blocks(target), _whole_numbers(target)
         free = np.setdiff1d(np.arange(len(layout.names)), np.concatenate([block.where for block in blocks]))
-        whole = _whole_numbers(target)
+        params_of = lambda q: _integers(layout.unravel(q), whole)
         inner = None
         if free.size:
             part = layout._replace(names=[layout.names[i] for i in free])
             inner = dataclasses.replace(self.rest, num_warmup=self.num_warmup).kernel(target, part)
 
         def init(key: Key, position: Array, density: Density) -> State:
-            return State(position, None if inner is None else inner.init(key, position[free], conditional(density, position, free)))
+            """The blocks are drawn at once: where they start is of no consequence, and may not even be possible."""
+            key_blocks, key_rest = jax.random.split(key)
+            if density.batch is not None or target.model is None:  # else only shapes are asked for, and conditionals may need the data
+                position = sweep(key_blocks, position, blocks, params_of, density.batch)
+            return State(position, None if inner is None else inner.init(key_rest, position[free], conditional(density, position, free)))
 
         def step(key: Key, state: State, density: Density) -> tuple[State, Stats]:
             key_blocks, key_rest = jax.random.split(key)
-            position = sweep(key_blocks, state.position, blocks, lambda q: _integers(layout.unravel(q), whole), data)
+            position = sweep(key_blocks, state.position, blocks, params_of, density.batch)
             if inner is None:
                 return State(position, None), stats(density.value(position))
             given = conditional(density, position, free)
@@ -208,7 +192,7 @@ class Gibbs(Sampler):
             )
         return blocks
 
-    def _check_conditionals(self, target: Any, layout: Layout) -> None:
+    def _check_conditionals(self, target: Any) -> None:
         """Where they can be traced without data, conditionals must return the shapes of their block."""
         if target.model is not None:
             return

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from aleator._typing import Array, Key
 from aleator.methods import _hamiltonian as hamiltonian
 from aleator.methods import _length
-from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, stats
+from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, count_bad, stats
 from aleator.methods._method import Card, check_positive
 
 
@@ -42,38 +42,23 @@ def step(key: Key, state: State, density: Density, num_leapfrog: int | None, lim
     start = hamiltonian.Phase(core.position, momentum, core.log_density, core.gradient)
     gain = lambda at: energy - (hamiltonian.kinetic(core.metric, at.momentum) - at.log_density)
 
-    def body(carry: tuple) -> tuple:
-        i, at, _ = carry
-        at = hamiltonian.leapfrog(density, core.metric, core.step, at)
-        return i + 1, at, ~(gain(at) > -hamiltonian.DIVERGENCE)
-
-    going = lambda carry: (carry[0] < number) & ~carry[2]
-    taken, end, diverging = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), start, jnp.zeros((), bool)))
-    change = gain(end)
-    change = jnp.where(jnp.isfinite(change), change, -jnp.inf)
-    acceptance = jnp.minimum(1.0, jnp.exp(change))
-    accept = jnp.log(jax.random.uniform(key_accept, (), change.dtype)) < change
-    pick = lambda new, old: jnp.where(accept, new, old)
-    moved = core._replace(
-        position=pick(end.position, core.position),
-        log_density=pick(end.log_density, core.log_density),
-        gradient=pick(end.gradient, core.gradient),
-    )
+    move = lambda at: hamiltonian.leapfrog(density, core.metric, core.step, at)
+    taken, end, diverging = hamiltonian.travel(move, lambda at: ~(gain(at) > -hamiltonian.DIVERGENCE), start, number)
+    moved, acceptance, accepted = hamiltonian.metropolis(key_accept, core, end, gain(end))
     moved = hamiltonian.observe(moved, diverging, end.position)
     length = state.length
     if num_leapfrog is None:
         velocity = hamiltonian.velocity(core.metric, end.momentum)
         summarise = _length.summary(density, core.metric.scale)
         length, after = _length.follow(length, summarise, end.position, velocity, number * core.step, acceptance)
-        length = length._replace(summary=pick(after, length.summary))
+        length = length._replace(summary=jnp.where(accepted, after, length.summary))
     return State(moved, length), stats(
         moved.log_density,
         acceptance,
         taken,
         energy=energy,
         diverging=diverging,
-        outside=jnp.isneginf(end.log_density),
-        undefined=jnp.isnan(end.log_density) | jnp.isposinf(end.log_density),
+        **count_bad(end.log_density),
     )
 
 

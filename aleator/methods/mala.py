@@ -25,17 +25,9 @@ def step(key: Key, state: hmc.State, density: Density) -> tuple[hmc.State, Stats
     energy = hmc.kinetic(state.metric, momentum) - state.log_density
     there = hmc.leapfrog(density, state.metric, state.step, hmc.Phase(state.position, momentum, state.log_density, state.gradient))
     ratio = energy - (hmc.kinetic(state.metric, there.momentum) - there.log_density)
-    # A gradient that is not finite leaves a momentum that is not: no way back, so no way there.
-    ratio = jnp.where(jnp.isfinite(ratio), ratio, -jnp.inf)
-    taken = jnp.log(jax.random.uniform(key_accept, (), ratio.dtype)) < ratio
-    pick = lambda new, old: jnp.where(taken, new, old)
-    state = state._replace(
-        position=pick(there.position, state.position),
-        log_density=pick(there.log_density, state.log_density),
-        gradient=pick(there.gradient, state.gradient),
-    )
+    state, acceptance, _ = hmc.metropolis(key_accept, state, there, ratio)
     state = hmc.observe(state, jnp.asarray(False), there.position)
-    return state, stats(state.log_density, jnp.exp(jnp.minimum(ratio, 0.0)), 1, **count_bad(there.log_density))
+    return state, stats(state.log_density, acceptance, 1, **count_bad(there.log_density))
 
 
 @dataclasses.dataclass(frozen=True)

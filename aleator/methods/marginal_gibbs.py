@@ -16,7 +16,7 @@ from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.hyperpriors import InverseGamma
-from aleator.loop import Algorithm, Phase
+from aleator.loop import Algorithm
 from aleator.methods import _chains as chains
 from aleator.methods._method import Card, check_positive
 from aleator.networks._network import activation
@@ -194,22 +194,37 @@ def draw_hyper(key: Key, values: Values, design: Array, rows: Rows, net: Shallow
     if not hierarchy:
         return values
     z = jax.random.normal(key_normal, (k + d + d * d,), dtype)
-    precision = 1.0 / c.A_beta + m / values.var_beta
-    mu_beta = (c.a_beta / c.A_beta + jnp.sum(beta, axis=0) / values.var_beta) / precision + z[:k] / jnp.sqrt(precision)
-    var_beta = 0.5 * (c.c_beta * c.C_beta + jnp.sum((beta - mu_beta) ** 2, axis=0)) / drawn[:k]
-    inverse = np.linalg.inv(c.A_gamma)
-    inner = values.factor @ values.factor.T
-    right = jnp.asarray(inverse @ c.a_gamma) + inner @ jnp.sum(gamma, axis=0)
-    now = marginal.Conditional(jnp.linalg.cholesky(jnp.asarray(inverse) + m * inner)[None], jnp.zeros((1, d), dtype))
-    now = now._replace(half=marginal.solve(now.factor, right[None]))
-    mu_gamma = marginal.draw_from(z[None, k : k + d], now)[:, 0]
-    away = gamma - mu_gamma
-    factor = wishart_factor(2.0 * drawn[k:], z[k + d :].reshape(d, d), jnp.asarray(c.c_gamma * c.C_gamma) + away.T @ away)
-    return values._replace(mu_beta=mu_beta, var_beta=var_beta, mu_gamma=mu_gamma, factor=factor)
+    return values._replace(**hierarchy_given(z, drawn[:k], drawn[k:], c, gamma, beta, jnp.ones(m, bool), values.var_beta, values.factor))
+
+
+def hierarchy_given(
+    z: Array, spreads: Array, degrees: Array, prior: Any, gamma: Array, beta: Array, active: Array, var_beta: Array, factor: Array
+) -> dict[str, Array]:
+    """μ_β, σ_β², μ_γ and the factor of S_γ⁻¹ given the active units' β (m, k) and γ (m, d), in turn from their conditionals: normal, inverse
+    gamma, normal, Wishart. z (k + d + d²,) standard normals; spreads (k,) and degrees (d,): standard gamma draws of the shapes
+    ½(c_b + number) and ½(c_γ + number − i)."""
+    d, k, number, kept = gamma.shape[1], beta.shape[1], jnp.sum(active).astype(gamma.dtype), active[:, None]
+    precision = 1.0 / prior.A_beta + number / var_beta
+    total = jnp.sum(jnp.where(kept, beta, 0.0), axis=0)
+    mu_beta = (prior.a_beta / prior.A_beta + total / var_beta) / precision + z[:k] / jnp.sqrt(precision)
+    square = jnp.sum(jnp.where(kept, (beta - mu_beta) ** 2, 0.0), axis=0)
+    inverse = np.linalg.inv(prior.A_gamma)
+    inner = factor @ factor.T
+    right = jnp.asarray(inverse @ prior.a_gamma) + inner @ jnp.sum(jnp.where(kept, gamma, 0.0), axis=0)
+    lower = jnp.linalg.cholesky(jnp.asarray(inverse) + number * inner)
+    mu_gamma = marginal.solve(lower, marginal.solve(lower, right) + z[k : k + d], transposed=True)
+    away = jnp.where(kept, gamma - mu_gamma, 0.0)
+    scatter = jnp.asarray(prior.c_gamma * prior.C_gamma) + away.T @ away
+    return {
+        "mu_beta": mu_beta,
+        "var_beta": 0.5 * (prior.c_beta * prior.C_beta + square) / spreads,
+        "mu_gamma": mu_gamma,
+        "factor": wishart_factor(2.0 * degrees, z[k + d :].reshape(d, d), scatter),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
-class MarginalGibbs(chains.Sampler):
+class MarginalGibbs(chains.ChainMethod):
     """The marginalised Gibbs–Metropolis sampler of shallow nets (E2): each unit's γⱼ moves with β integrated out, then β is drawn exactly,
     then the hyper-parameters from their conditionals.
 
@@ -248,31 +263,22 @@ class MarginalGibbs(chains.Sampler):
         if not 0.0 <= self.jump < 1.0:
             raise MethodError(message("jump is a share of the proposals.", self.jump, "a number in [0, 1)", "pass e.g. 0.1"))
 
-    def kernel(self, target: Any, layout: chains.Layout) -> chains.Kernel:
-        raise NotImplementedError("MarginalGibbs moves the blocks of a ShallowNet, not a flat position.")
-
     def build(self, target: Any) -> Algorithm:
         net = check_net(self, target)
         settings = Settings(self.tries, self.jump)
         with jax.enable_x64(True):
             layout = chains.flat_layout(target)
 
-        def keep(state: State, info: Any) -> tuple[dict[str, Any], Array]:
-            position = state.position if self.storage == "auto" else state.position.astype(self.storage)
-            value = {"position": position, "functions": state.functions, "stats": state.stats}
-            return value, (state.number > 0) & (state.number % self.thin == 0)
-
         def finish(key: Key, state: State, kept: Any) -> Posterior:
             return Draws(layout.unravel_all(kept["position"]), num_chains=self.num_chains)
 
         move = lambda key, state, batch: step(key, state, batch, net, layout, self.num_warmup, settings)
-        phases = [Phase("warm-up", move, self.num_warmup)] * bool(self.num_warmup)
         return Algorithm(
             init=lambda key, params: init(key, params, net, layout, self.num_warmup),
-            phases=(*phases, Phase("sampling", move, self.num_samples * self.thin)),
+            phases=self.phases(move, "full"),
             position=lambda state: layout.unravel(state.position),
             finish=finish,
-            keep=keep,
+            keep=lambda state, info: self.kept(state.position, state.functions, state.stats, state.number),
             members=self.num_chains,
             watch="log_density",
             verdict=lambda result: convergence.verdict(result, self, layout.names, True),

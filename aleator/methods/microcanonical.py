@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aleator._errors import MethodError, message
 from aleator._typing import Array, Key
 from aleator.methods import _hamiltonian as hamiltonian
 from aleator.methods import _length
-from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, stats
+from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, count_bad, stats
 from aleator.methods._method import Card, check_positive
 
 ENERGY_VARIANCE = 5e-4  # of the energy error per step and dimension that unadjusted steps are tuned to
@@ -54,11 +55,11 @@ def turn(velocity: Array, gradient: Array, step: Array) -> tuple[Array, Array]:
     size = velocity.shape[0]
     norm = jnp.sqrt(jnp.sum(gradient**2) + 1e-30)
     along = jnp.dot(gradient, velocity) / norm
-    delta = step * norm / max(size - 1, 1)
+    delta = step * norm / (size - 1)
     zeta = jnp.exp(-delta)
     turned = gradient / norm * ((1.0 - zeta) * (1.0 + zeta + along * (1.0 - zeta))) + 2.0 * zeta * velocity
     # log(cosh δ + c sinh δ) = δ − log 2 + log(1 + c + (1 − c)e^{−2δ}).
-    kinetic = (delta - np.log(2.0) + jnp.log(1.0 + along + (1.0 - along) * zeta**2)) * max(size - 1, 1)
+    kinetic = (delta - np.log(2.0) + jnp.log(1.0 + along + (1.0 - along) * zeta**2)) * (size - 1)
     return turned / jnp.sqrt(jnp.sum(turned**2) + 1e-30), kinetic
 
 
@@ -102,28 +103,17 @@ def step_adjusted(key: Key, state: State, density: Density, limit: int) -> tuple
     number = _length.draw(key_length, state.length, core.step, limit)
     start = Phase(core.position, direction(key_velocity, core.position), core.log_density, core.gradient, jnp.zeros_like(core.log_density))
 
-    def body(carry: tuple) -> tuple:
-        i, at, _ = carry
-        at = leapfrog(density, core.metric.scale, core.step, at)
-        return i + 1, at, ~(at.error < hamiltonian.DIVERGENCE)
-
-    going = lambda carry: (carry[0] < number) & ~carry[2]
-    taken, end, diverging = jax.lax.while_loop(going, body, (jnp.zeros((), jnp.int32), start, jnp.zeros((), bool)))
-    change = jnp.where(jnp.isfinite(end.error) & jnp.isfinite(end.log_density), -end.error, -jnp.inf)
-    acceptance = jnp.minimum(1.0, jnp.exp(change))
-    accept = jnp.log(jax.random.uniform(key_accept, (), change.dtype)) < change
-    pick = lambda new, old: jnp.where(accept, new, old)
-    moved = core._replace(
-        position=pick(end.position, core.position),
-        log_density=pick(end.log_density, core.log_density),
-        gradient=pick(end.gradient, core.gradient),
-    )
+    move = lambda at: leapfrog(density, core.metric.scale, core.step, at)
+    taken, end, diverging = hamiltonian.travel(move, lambda at: ~(at.error < hamiltonian.DIVERGENCE), start, number)
+    moved, acceptance, accepted = hamiltonian.metropolis(key_accept, core, end, -end.error)
     moved = hamiltonian.observe(moved, diverging, end.position)
     summarise = _length.summary(density, core.metric.scale)
     speed = core.metric.scale * end.velocity
     length, after = _length.follow(state.length, summarise, end.position, speed, number * core.step, acceptance)
-    length = length._replace(summary=pick(after, length.summary))
-    return State(moved, end.velocity, length), _stats(moved.log_density, acceptance, taken, end, diverging)
+    length = length._replace(summary=jnp.where(accepted, after, length.summary))
+    return State(moved, end.velocity, length), stats(
+        moved.log_density, acceptance, taken, diverging=diverging, **count_bad(end.log_density)
+    )
 
 
 def step_unadjusted(key: Key, state: State, density: Density, number: int) -> tuple[State, Stats]:
@@ -148,7 +138,10 @@ def step_unadjusted(key: Key, state: State, density: Density, number: int) -> tu
     moved = hamiltonian.observe(moved, ~jnp.isfinite(end.error), end.position)
     share = squares / (number * len(core.position) * ENERGY_VARIANCE)
     # Seen as an acceptance of one half where the error is as wanted, so that the step size adapts by the same rule.
-    return State(moved, end.velocity, state.length), _stats(moved.log_density, 1.0 / (1.0 + share), number, end, ~jnp.isfinite(end.error))
+    acceptance, lost = 1.0 / (1.0 + share), ~jnp.isfinite(end.error)
+    return State(moved, end.velocity, state.length), stats(
+        moved.log_density, acceptance, number, diverging=lost, **count_bad(end.log_density)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +188,10 @@ class Microcanonical(Sampler):
         return [] if self.adjusted else ["no Metropolis test: the step size leaves a bias"]
 
     def kernel(self, target: Any, layout: Layout) -> Kernel:
+        if len(layout.names) < 2:
+            raise MethodError(
+                message("One parameter has no direction to turn to.", "1 parameter", "2 or more", "use al.HMC, al.NUTS or al.Slice")
+            )
         settings = hamiltonian.settings(self)
         if not self.adjusted:
             settings = settings._replace(wanted=0.5)
@@ -216,9 +213,3 @@ class Microcanonical(Sampler):
             adapt=adapt,
             settle=lambda state: state._replace(core=hamiltonian.settle(state.core, settings), length=_length.settle(state.length)),
         )
-
-
-def _stats(log_density: Array, acceptance: Array, evaluations: Any, end: Phase, diverging: Array) -> Stats:
-    lost = end.log_density
-    undefined = jnp.isnan(lost) | jnp.isposinf(lost)
-    return stats(log_density, acceptance, evaluations, diverging=diverging, outside=jnp.isneginf(lost), undefined=undefined)

@@ -16,7 +16,7 @@ from aleator.methods._method import Card, check_positive
 
 class Leaf(NamedTuple):
     """The part of a subtree built so far. at: its last point. position, log_density, gradient: its proposal. log_weight: log Σ e^{−ΔH}.
-    total: Σ momentum. momenta, totals (depth, D): checkpoints for the turning tests of its own subtrees. accepted: Σ min(1, e^{−ΔH})."""
+    total: Σ momentum. momenta, totals (depth + 1, D): checkpoints for the turning tests of its own subtrees. accepted: Σ min(1, e^{−ΔH})."""
 
     at: hamiltonian.Phase
     position: Array
@@ -66,10 +66,10 @@ def subtree(
     """2^depth leapfrog steps from one end, stopped where they diverge or a subtree turns back.
 
     Iterative: point number n closes the subtrees whose first points are at the checkpoints between the number of ones in n/2 and that
-    minus the number of trailing ones of n; all are tested at once, (size, D).
+    minus the number of trailing ones of n; all are tested at once, (size + 1, D).
     """
     zero = jnp.zeros((), start.log_density.dtype)
-    blank = jnp.zeros((size, len(start.position)), start.position.dtype)
+    blank = jnp.zeros((size + 1, len(start.position)), start.position.dtype)
     none = jnp.zeros((), jnp.int32)
     no = jnp.zeros((), bool)
     first = Leaf(
@@ -108,9 +108,10 @@ def subtree(
         highest = jax.lax.population_count(n >> 1)
         trailing = jax.lax.population_count(n & ~(n + 1))
         even = n % 2 == 0
-        momenta = jnp.where(even, leaf.momenta.at[highest].set(at.momentum), leaf.momenta)
-        totals = jnp.where(even, leaf.totals.at[highest].set(total), leaf.totals)
-        row = jnp.arange(size)
+        slot = jnp.where(even, highest, size)  # the spare row: written in place, never read
+        momenta = jax.lax.dynamic_update_index_in_dim(leaf.momenta, at.momentum, slot, 0)
+        totals = jax.lax.dynamic_update_index_in_dim(leaf.totals, total, slot, 0)
+        row = jnp.arange(size + 1)
         closes = ~even & (row <= highest) & (row > highest - trailing)
         between = total - totals + 0.5 * (momenta - at.momentum)
         fast = jax.vmap(lambda p: hamiltonian.velocity(state.metric, p))(between)
@@ -172,7 +173,6 @@ def step(key: Key, state: hamiltonian.State, density: Density, max_depth: int) -
         pick = lambda new, old: jnp.where(take, new, old)
         left_end, right_end = choose((tree.left, leaf.at), (leaf.at, tree.right))
         total = tree.total + leaf.total
-        # The whole trajectory must not turn, nor either half with the nearest point of the other.
         turned = turning(state.metric, left_end.momentum, right_end.momentum, total)
         return Tree(
             left=left_end,

@@ -18,14 +18,14 @@ from aleator._marginal import Conditional, Moments, border, condition, draw, gai
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.hyperpriors import Hyperprior, InverseGamma
-from aleator.loop import Algorithm, Phase
-from aleator.methods._chains import REFERENCE_ROWS, STORAGE, Stats, check_target, reference, stats
-from aleator.methods._method import Card, Method, check_positive
-from aleator.methods.marginal_gibbs import fixed_scales, gammas, rows_of
+from aleator.loop import Algorithm
+from aleator.methods._chains import ChainMethod, Stats, check_target, num_functions, reference, stats
+from aleator.methods._method import Card, check_positive
+from aleator.methods.marginal_gibbs import fixed_scales, gammas, hierarchy_given, rows_of
 from aleator.model import LinearModel
 from aleator.networks._network import activation
 from aleator.posterior import Draws
-from aleator.shallow import Hierarchical, ShallowNet, pack, unpack, wishart_factor
+from aleator.shallow import Hierarchical, ShallowNet, pack, unpack
 
 CANDIDATES = 16  # units offered at a birth
 INFORMED = 0.5  # power of the likelihood ratio in the choice of who dies
@@ -401,28 +401,21 @@ def draw_gammas(key: Key, shapes: tuple[Array, ...]) -> list[Array]:
 
 
 def move_hyper(key: Key, model: ShallowNet, hyper: dict, gamma: Array, beta: Array, active: Array, spreads: Array, degrees: Array) -> dict:
-    """ν | β, γ from its conditionals, over the active units only: normal μ_β and μ_γ, gamma σ_β⁻², Wishart S_γ⁻¹. spreads (K,) and degrees
+    """ν | β, γ from its conditionals (`hierarchy_given`), over the active units only. spreads (K,) and degrees
     (r,): logs of the standard gamma draws for them."""
     if not isinstance(model.prior, Hierarchical):
         return hyper
-    prior = model.prior.constants(*gamma.shape)
-    (_, size), k, number = gamma.shape, beta.shape[1], jnp.sum(active).astype(gamma.dtype)
-    for_beta, for_mean, for_factor = jnp.split(jax.random.normal(key, (k + size + size**2,), gamma.dtype), [k, k + size])
-    kept = active[:, None]
-    precision = jnp.exp(-2.0 * hyper["log_sigma_beta"])
-    total = 1.0 / prior.A_beta + number * precision
-    mean = (prior.a_beta / prior.A_beta + precision * jnp.sum(jnp.where(kept, beta, 0.0), axis=0)) / total
-    mu_beta = mean + for_beta / jnp.sqrt(total)
-    square = jnp.sum(jnp.where(kept, (beta - mu_beta) ** 2, 0.0), axis=0)
-    log_sigma_beta = 0.5 * (jnp.log(0.5 * (prior.c_beta * prior.C_beta + square)) - spreads)
-    factor = unpack(hyper["factor_gamma"])
-    inverse = jnp.asarray(np.linalg.inv(prior.A_gamma))
-    lower = jnp.linalg.cholesky(inverse + number * factor @ factor.T)
-    right = inverse @ prior.a_gamma + factor @ (factor.T @ jnp.sum(jnp.where(kept, gamma, 0.0), axis=0))
-    mu_gamma = solve(lower, solve(lower, right) + for_mean, transposed=True)
-    apart = jnp.where(kept, gamma - mu_gamma, 0.0)
-    factor = wishart_factor(2.0 * jnp.exp(degrees), for_factor.reshape(size, size), prior.c_gamma * prior.C_gamma + apart.T @ apart)
-    return {"mu_beta": mu_beta, "log_sigma_beta": log_sigma_beta, "mu_gamma": mu_gamma, "factor_gamma": pack(factor)}
+    k, size = beta.shape[1], gamma.shape[1]
+    z = jax.random.normal(key, (k + size + size**2,), gamma.dtype)
+    var_beta, factor = jnp.exp(2.0 * hyper["log_sigma_beta"]), unpack(hyper["factor_gamma"])
+    constants = model.prior.constants(*gamma.shape)
+    moved = hierarchy_given(z, jnp.exp(spreads), jnp.exp(degrees), constants, gamma, beta, active, var_beta, factor)
+    return {
+        "mu_beta": moved["mu_beta"],
+        "log_sigma_beta": 0.5 * jnp.log(moved["var_beta"]),
+        "mu_gamma": moved["mu_gamma"],
+        "factor_gamma": pack(moved["factor"]),
+    }
 
 
 def move_noise(key: Key, prior: Any, raw: dict, square: Array, mass: Array, level: Array) -> dict:
@@ -480,7 +473,7 @@ def sort_units(network: dict, active: Array) -> dict:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReversibleJump(Method):
+class ReversibleJump(ChainMethod):
     """The posterior over architectures and their weights together (E5), on `al.shallow.ShallowNet` or `al.LinearModel`.
 
     ShallowNet: y = x'a + Σ_{j≤m} βⱼ ψ(x'γⱼ) + ε with m random, at most the net's `units`. prior: geometric through the indicators,
@@ -507,6 +500,7 @@ class ReversibleJump(Method):
     ordered: bool = True
     storage: str = "auto"
 
+    precision: ClassVar[str] = "float64"
     card: ClassVar[Card] = Card(
         name="Reversible jump",
         summary="How many hidden units, or which regressors? Samples the architecture together with its weights.",
@@ -523,17 +517,10 @@ class ReversibleJump(Method):
     )
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_samples", "num_chains", "thin", "jumps", "tries", whole=True)
-        if isinstance(self.num_warmup, bool) or not isinstance(self.num_warmup, int) or self.num_warmup < 0:
-            raise MethodError(
-                message(
-                    "ReversibleJump.num_warmup cannot be used.", repr(self.num_warmup), "a whole number ≥ 0", "pass e.g. num_warmup=1000"
-                )
-            )
+        self.check()
+        check_positive(self, "jumps", "tries", whole=True)
         if not 0.0 < self.alpha < 1.0:
             raise MethodError(message("alpha is a probability.", self.alpha, "a number between 0 and 1", "pass e.g. alpha=0.2"))
-        if self.storage not in STORAGE:
-            raise MethodError(message("Unknown storage.", repr(self.storage), f"one of {STORAGE}", "choose one of them"))
         if self.prior is not None and not callable(self.prior):
             object.__setattr__(self, "prior", tuple(float(value) for value in self.prior))
 
@@ -556,12 +543,12 @@ class ReversibleJump(Method):
         """begin(key, params) → (params, active); advance(key, params, active, batch) → (params, active, log marginal, acceptance);
         listed(params, active) → params as they are kept."""
         model = target.model
-        num_functions = _num_functions(target)
+        size = num_functions(target)
 
         def init(key: Key, start: Tree) -> State:
             params, active = begin(key, _tree.as_float64(start))
             zero = jnp.zeros(())
-            return State(params, active, stats(zero), jnp.zeros(num_functions), jnp.asarray(-self.num_warmup, jnp.int32))
+            return State(params, active, stats(zero), jnp.zeros(size), jnp.asarray(-self.num_warmup, jnp.int32))
 
         def step(key: Key, state: State, batch: Batch) -> tuple[State, Stats]:
             params, active, value, acceptance = advance(key, state.params, state.active, batch)
@@ -579,10 +566,9 @@ class ReversibleJump(Method):
             flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), kept["params"])
             return Draws(flat, num_chains=self.num_chains)
 
-        phases = [Phase("warm-up", step, self.num_warmup, "full")] * bool(self.num_warmup)
         return Algorithm(
             init=init,
-            phases=(*phases, Phase("sampling", step, self.num_samples * self.thin, "full")),
+            phases=self.phases(step, "full"),
             position=lambda state: state.params,
             finish=finish,
             keep=keep,
@@ -695,9 +681,3 @@ def _verdict(result: Any, method: ReversibleJump) -> tuple[str, bool, dict[str, 
     names = [f"function[{i}]" if i < functions.shape[-1] else "size" for i in moved]
     sentence, healthy, health = convergence.verdict(judged, method, names, True)
     return sentence, healthy, health | {"sizes": np.bincount(size.astype(int).ravel()).tolist()}
-
-
-def _num_functions(target: Any) -> int:
-    rows = target.rows(2 * min(REFERENCE_ROWS, target.num_data))
-    params = jax.eval_shape(target.init, jax.random.key(0))
-    return int(np.prod(jax.eval_shape(target.outputs, params, rows).shape))

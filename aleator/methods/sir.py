@@ -69,17 +69,16 @@ class SIR(Method):
 
     def __post_init__(self) -> None:
         check_positive(self, "num_proposals", "num_samples", whole=True)
+        chains.check_precision(self)
         object.__setattr__(self, "proposal", frozen_moments(self.proposal))
         if not self.df > 0.0:
             raise MethodError(message("The degrees of freedom must be positive.", self.df, "a number > 0", "pass e.g. df=5.0"))
 
     def build(self, target: Any) -> Algorithm:
-        chains.check_target(self, target)
         if self.proposal is None and not has_reference(target):
             target.log_prior(None)  # says what is missing
-        x64 = self.precision == "float64" or (self.precision == "auto" and chains.doubles(target))
+        x64, layout = chains.prepare(self, target)
         with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
-            layout = chains.flat_layout(target)
             given = None if self.proposal is None else proposal_of(self.proposal, layout, self)
         size, block, df = len(layout.names), min(BLOCK, self.num_proposals), float(self.df)
 
@@ -117,7 +116,6 @@ class SIR(Method):
             chosen = np.searchsorted(np.cumsum(weights / weights.sum()), points).clip(max=len(weights) - 1)
             return Draws(layout.unravel_all(positions[generator.permutation(chosen)]), log_evidence=evidence)
 
-        departures = [f"temperature {target.temperature}"] if target.temperature != 1.0 else []
         num_steps = -(-self.num_proposals // block)
         return Algorithm(
             init=init,
@@ -127,7 +125,7 @@ class SIR(Method):
             keep=lambda state, info: ((state.positions, state.log_ratio), jnp.asarray(True)),
             verdict=lambda result: self._verdict(result),
             x64=x64,
-            notes={"departures": departures},
+            notes={"departures": chains.tempered(target)},
         )
 
     def _all(self, kept: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -141,16 +141,12 @@ class SMC(Method):
         check_share(self, "ess")
         if self.move not in MOVES:
             raise MethodError(message("Unknown move.", repr(self.move), f"one of {MOVES}", "choose one of them"))
-        if self.precision not in ("auto", "float32", "float64"):
-            raise MethodError(message("Unknown precision.", repr(self.precision), "'auto', 'float32' or 'float64'", "choose one of them"))
+        chains.check_precision(self)
 
     def build(self, target: Any) -> Algorithm:
-        chains.check_target(self, target)
         if not has_reference(target):
             target.log_prior(None)  # says what is missing
-        x64 = self.precision == "float64" or (self.precision == "auto" and chains.doubles(target))
-        with jax.enable_x64(x64 or jax.config.read("jax_enable_x64")):
-            layout = chains.flat_layout(target)
+        x64, layout = chains.prepare(self, target)
         size, number = len(layout.names), self.num_particles
         dense = 4 * size <= number
         walking = self.move == "random_walk"
@@ -209,7 +205,6 @@ class SMC(Method):
             evidence = pooled([Score(v, e, "estimate") for v, e in zip(values, errors, strict=True)]) if target.temperature == 1.0 else None
             return Draws(layout.unravel_all(np.asarray(state.particles)), weights, evidence)
 
-        departures = [f"temperature {target.temperature}"] if target.temperature != 1.0 else []
         return Algorithm(
             init=init,
             phases=(Phase("prior", start, 1, batches), Phase("tempering", step, self.max_stages * num_moves, batches)),
@@ -221,7 +216,7 @@ class SMC(Method):
             watch="log_evidence",
             verdict=lambda result: verdict(result, self),
             x64=x64,
-            notes={"departures": departures},
+            notes={"departures": chains.tempered(target)},
         )
 
 
