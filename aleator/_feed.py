@@ -6,22 +6,36 @@ device), "stream" (stacked batches from the user's iterator). Data are arguments
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from aleator import _tree
 from aleator._errors import DataError, message
+from aleator._typing import Array
 from aleator.data import Batch, BatchOrder, Data, Stream
 
 ONCE_ROWS = 4096  # rows per step of a "once" phase that does not say
 
 
+class Rows(NamedTuple):
+    """What a chunk is told about data in memory. index: row numbers, (n,) at every step or (steps, n); None for all rows at every step.
+    weight (N,): what a member multiplies the weight of each row with, or None."""
+
+    index: Array | None
+    weight: Array | None
+
+
 def prepare(kind: str, data: Batch | None, feed: Any) -> Batch | None:
-    """Work done once per chunk: a member that trains on its own rows gathers them before the loop."""
-    return _gather(data, feed) if kind == "full" and feed is not None else data
+    """Work done once per chunk: a member that sees all of its rows at every step gathers and weighs them before the loop."""
+    if kind != "full" or data is None:
+        return data
+    if feed.index is not None:
+        return _gather(data, feed.index, feed.weight)
+    return dataclasses.replace(data, weight=_product(data.weight, feed.weight))
 
 
 def batch_at(kind: str, data: Batch | None, feed: Any, i: Any) -> Batch | None:
@@ -32,39 +46,54 @@ def batch_at(kind: str, data: Batch | None, feed: Any, i: Any) -> Batch | None:
         return data
     if kind == "stream":
         return _tree.take(feed, i)
-    return _gather(data, feed[i], padded=kind == "once")
+    return _gather(data, feed.index[i], feed.weight, padded=kind == "once")
 
 
-def _gather(data: Batch, index: Any, padded: bool = False) -> Batch:
+def _gather(data: Batch, index: Any, weight: Array | None, padded: bool = False) -> Batch:
     # Row numbers come from our own order and are in range; only padding (−1) needs clipping.
     pick = lambda leaf: leaf.at[index].get(mode="clip" if padded else "promise_in_bounds")
-    return Batch(*jax.tree.map(pick, (data.x, data.y, data.weight)), index=index, padded=padded)
+    x, y, given, own = jax.tree.map(pick, (data.x, data.y, data.weight, weight))
+    return Batch(x, y, _product(given, own), index, padded)
+
+
+def _product(given: Array | None, own: Array | None) -> Array | None:
+    """The weights of the data times those of a member; None stands for ones."""
+    return given if own is None else own if given is None else given * own
 
 
 class ArrayFeed:
-    """Row numbers for data in memory. rows: (members, n) or (n,), the rows each member may see; None for all."""
+    """Row numbers for data in memory. rows: (members, n) or (n,), the rows each member may see; None for all. weights: (members, N) or
+    (N,), what multiplies the weight of each row; None for nothing."""
 
-    def __init__(self, data: Data, batches: str, batch_size: int | None, seeds: list[int], rows: np.ndarray | None, stacked: bool):
+    def __init__(
+        self,
+        data: Data,
+        batches: str,
+        batch_size: int | None,
+        seeds: list[int],
+        rows: np.ndarray | None,
+        stacked: bool,
+        weights: np.ndarray | None = None,
+    ):
         self.kind = batches
         self.seeds, self.stacked = seeds, stacked
-        self.rows = rows if rows is None or stacked else rows[None]
+        self.rows, self.weights = (array if array is None or stacked else array[None] for array in (rows, weights))
         self.num_rows = data.num_data if rows is None else rows.shape[-1]
         self.batch_size = min(batch_size or ONCE_ROWS, self.num_rows)
         self.num_steps = -(-self.num_rows // self.batch_size)
         self.bytes_per_step = 4 * self.batch_size if batches != "full" else 0
         self.position = [0, 0]
 
-    def chunk(self, members: range, step: int, count: int, capacity: int) -> Any:
-        """Row numbers for `count` steps from `step` on, padded to `capacity`: (members, capacity, batch_size) int32."""
+    def chunk(self, members: range, step: int, count: int, capacity: int) -> Rows:
+        """Row numbers for `count` steps from `step` on, padded to `capacity`: (members, capacity, batch_size) int32; weights (members, N)."""
         if self.kind == "full":
             parts = None if self.rows is None else [self.rows[m].astype(np.int32) for m in members]
         else:
             parts = [np.zeros((capacity, self.batch_size), np.int32) for _ in members]
             for part, member in zip(parts, members, strict=True):
                 part[:count] = self._order(member, step, count)
-        if parts is None:
-            return None
-        return np.stack(parts) if self.stacked else parts[0]
+        own = None if self.weights is None else [self.weights[m] for m in members]
+        return Rows(*(array if array is None else np.stack(array) if self.stacked else array[0] for array in (parts, own)))
 
     def _order(self, member: int, step: int, count: int) -> np.ndarray:
         if self.kind == "once":

@@ -127,8 +127,9 @@ def double(tree: Tree) -> Tree:
 def as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tree, jax.Array, Tree]:
     """(draws (S, rows, ...), log weights (S,), extra (S, ...)): the draws themselves, or quadrature nodes of the Gaussian.
 
-    Gauss–Hermite with 64 nodes for an output, 32 × 32 for two (columns are independent, so they may share nodes: every use is per column);
-    an equally spaced rule over ±7.5 standard deviations when more are asked for; for outputs shared between columns, such as class
+    An equally spaced rule over ±12 (many nodes: ±7.5) standard deviations for one output, whose error falls exponentially with the number of nodes however
+    wide f is (Gauss–Hermite's does not); Gauss–Hermite with 32 × 32 nodes for two (columns are independent, so they may share nodes: every
+    use is per column); for outputs shared between columns, such as class
     logits, a fixed shifted Sobol set of 1024 points, which is not exact (error about 1e-3) but the same at every call.
     """
     if not outputs.gaussian:
@@ -139,10 +140,11 @@ def as_draws(likelihood: Likelihood, outputs: Outputs, nodes: int) -> tuple[Tree
         return draws, jnp.log(weights / jnp.sum(weights)), extra
     mean, std, extra = double(outputs.mean), jnp.sqrt(double(outputs.variance)), double(outputs.extra)
     per_column = columns_of(likelihood)
-    if per_column == 1 and nodes > FEW_NODES:
-        points = np.linspace(-7.5, 7.5, nodes)[:, None]
+    if per_column == 1:
+        # Rates grow as e^f, so that their squares live several standard deviations out: few nodes reach farther.
+        points = (np.linspace(-7.5, 7.5, nodes) if nodes > FEW_NODES else np.linspace(-12.0, 12.0, 161))[:, None]
         weights = np.exp(-0.5 * points[:, 0] ** 2)
-    elif per_column in (1, 2):
+    elif per_column == 2:
         x, w = np.polynomial.hermite_e.hermegauss(min(nodes, FEW_NODES // per_column))
         points = np.stack(np.meshgrid(*[x] * per_column, indexing="ij"), axis=-1).reshape(-1, per_column)
         weights = np.prod(np.stack(np.meshgrid(*[w] * per_column, indexing="ij"), axis=-1), axis=-1).ravel()

@@ -60,6 +60,11 @@ def as_float64(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
 
 
+def first_dtype(tree: Tree) -> Any:
+    """The dtype of the first floating-point leaf, float32 where there is none."""
+    return next((leaf.dtype for leaf in jax.tree.leaves(tree) if np.asarray(leaf).dtype.kind == "f"), np.dtype(np.float32))
+
+
 def sum_leaves(tree: Tree) -> jax.Array:
     """Σ over all entries of all leaves, as a scalar."""
     leaves = [jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]

@@ -1,10 +1,10 @@
-"""Comparing fits by evidence, and averaging over models (A2)."""
+"""Comparing models by evidence and other scores, and averaging over models (A2)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,14 +12,28 @@ import numpy as np
 from aleator._errors import AleatorError, message
 from aleator._random import as_key
 from aleator._typing import KeyLike
+from aleator.posterior import Score
+
+KINDS = ("exact", "estimate", "lower bound", "upper bound", "relative")  # of log evidences, the most telling first
+PREDICTIVE = ("loo", "waic")  # sums of log predictive densities over rows: another quantity
+
+
+class Row(NamedTuple):
+    """One score of one model. label: the road it came by."""
+
+    model: str
+    label: str
+    score: Score
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """Evidence of several models on the same data.
+    """Scores of several models on the same data.
 
-    log_evidence, stderr (m,), nats, higher is better; kinds; prior and posterior over models (m,); `log_bayes_factor(a, b)`; print it for
-    the table. posterior is None where evidences of different kinds cannot be ranked against each other.
+    log_evidence, stderr (m,), nats, higher is better; kinds: those by which models are ranked, or each model's first where none is
+    common to all; prior and posterior over models (m,); `log_bayes_factor(a, b)`; rows: every score given; print it for the table.
+    posterior is None where evidences of different kinds cannot be ranked against each other, and for predictive scores (loo, waic), which
+    are no log evidences; these have a `best` all the same.
     """
 
     names: tuple[str, ...]
@@ -29,16 +43,18 @@ class Comparison:
     prior: np.ndarray
     posterior: np.ndarray | None
     note: str
+    rows: tuple[Row, ...] = ()
+    by: str = ""
 
     def log_bayes_factor(self, a: str, b: str) -> float:
         """log p(D|a) − log p(D|b), in nats; refused across kinds."""
         i, j = self.names.index(a), self.names.index(b)
-        if self.kinds[i] != self.kinds[j]:
+        if self.kinds[i] != self.kinds[j] or self.kinds[i] in PREDICTIVE:
             raise AleatorError(
                 message(
                     "These evidences cannot be subtracted.",
                     f"{self.kinds[i]} and {self.kinds[j]}",
-                    "the same kind",
+                    "log evidences of the same kind",
                     "compare fits whose evidence is of one kind",
                 )
             )
@@ -46,47 +62,54 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """Name of the most probable model a posteriori."""
-        if self.posterior is None:
-            raise AleatorError(
-                message("There is no ranking.", self.note, "evidences of one kind", "compare fits whose evidence is of one kind")
-            )
-        return self.names[int(np.argmax(self.posterior))]
+        """Name of the most probable model a posteriori; by a predictive score, of the one that predicts best."""
+        if self.posterior is not None:
+            return self.names[int(np.argmax(self.posterior))]
+        if len(set(self.kinds)) == 1 and self.kinds[0] in PREDICTIVE and self.by:
+            return self.names[int(np.argmax(self.log_evidence))]
+        raise AleatorError(
+            message("There is no ranking.", self.note, "evidences of one kind", "compare fits whose evidence is of one kind")
+        )
 
     def __str__(self) -> str:
+        several = len(self.rows) > len(self.names)
         width = max(5, *(len(name) for name in self.names))
-        head = f"{'model':<{width}}  log evidence [nats, ↑]  kind          prior  p(M|D)  vs best [nats]"
-        top = np.max(self.log_evidence)
-        lines = []
-        for i, name in enumerate(self.names):
-            value = f"{self.log_evidence[i]:.3f}" + (f" ± {self.stderr[i]:.3f}" if self.stderr[i] else "")
-            chance = "   –" if self.posterior is None else f"{self.posterior[i]:.4f}"
-            lines.append(
-                f"{name:<{width}}  {value:>22}  {self.kinds[i]:<12}  {self.prior[i]:.3f}  {chance:>6}  {self.log_evidence[i] - top:>14.3f}"
-            )
-        return "\n".join([head, *lines] + ([self.note] if self.note else []))
+        road = max([4, *(len(row.label) for row in self.rows)]) if several else -2
+        what = "log evidence [nats, ↑]" if all(row.score.kind not in PREDICTIVE for row in self.rows) else "score [nats, ↑]"
+        head = f"{'model':<{width}}  " + (f"{'road':<{road}}  " if several else "")
+        lines = [f"{head}{what:>22}  {'kind':<12}  prior  p(M|D)  vs best [nats]"]
+        ranked = self._ranked()
+        for row in self.rows:
+            i, score = self.names.index(row.model), row.score
+            value = f"{score.value:.3f}" + (f" ± {score.stderr:.3f}" if score.stderr else "")
+            used = row is ranked[i]
+            chance = "–" if self.posterior is None or not used else f"{self.posterior[i]:.4f}"
+            apart = f"{score.value - np.max(self.log_evidence):.3f}" if used else "–"
+            lead = f"{row.model:<{width}}  " + (f"{row.label:<{road}}  " if several else "")
+            lines.append(f"{lead}{value:>22}  {score.kind:<12}  {self.prior[i]:.3f}  {chance:>6}  {apart:>14}")
+        return "\n".join(lines + ([self.note] if self.note else []))
+
+    def _ranked(self) -> list[Row | None]:
+        """The row of each model that the ranking is by; without one, each model's first where there is one score a model."""
+        own = [[row for row in self.rows if row.model == name] for name in self.names]
+        if self.by:
+            return [next(row for row in rows if f"{row.label}, {row.score.kind}" == self.by or row.score.kind == self.by) for rows in own]
+        return [rows[0] if len(rows) == 1 else None for rows in own]
 
 
 def compare(fits: Mapping[str, Any] | Sequence[Any], prior: Sequence[float] | None = None) -> Comparison:
     """Evidence table, posterior over models p(M|D) ∝ p(M)·p(D|M), Bayes factors.
 
-    fits: a dict by name, or a sequence. Exact evidences, bounds and estimates are never ranked against each other: with mixed kinds the
-    table is given and the posterior is not.
+    fits: a dict by name, or a sequence; each model is a Fit, a Score, or several of them (a list, a dict by road, an `evidence.Sandwich`).
+    Models are ranked by one road that all of them have, the first of the most telling kind: exact, estimate, lower bound, upper bound, loo, waic.
+    Different kinds are never ranked against each other: where no kind is common to all, the table is given and the posterior is
+    not. A lower bound above another model's upper bound is told.
     """
     named = dict(fits) if isinstance(fits, Mapping) else {f"{i}: {_label(fit)}": fit for i, fit in enumerate(fits)}
     if not named:
         raise AleatorError(message("There is nothing to compare.", "0 fits", "at least one", "pass {'name': fit, …}"))
-    for name, fit in named.items():
-        if fit.log_evidence is None:
-            raise AleatorError(
-                message(
-                    f"Fit {name!r} has no evidence.",
-                    f"method {type(fit.method).__name__}",
-                    "a method that gives one, such as al.Exact",
-                    "leave it out, or compare by held-out log score",
-                )
-            )
-    sizes = {fit.manifest["data"]["num_data"] for fit in named.values()}
+    own = [_rows(name, given) for name, given in named.items()]
+    sizes = {size for given in named.values() for size in _sizes(given)}
     if len(sizes) > 1:
         raise AleatorError(
             message("These fits saw different data.", f"N in {sorted(sizes)}", "the same rows", "fit all models to the same data")
@@ -97,25 +120,112 @@ def compare(fits: Mapping[str, Any] | Sequence[Any], prior: Sequence[float] | No
             message("The prior over models does not fit.", prior, f"{len(named)} non-negative numbers", "pass one weight per fit")
         )
     weights = weights / weights.sum()
-    scores = [fit.log_evidence for fit in named.values()]
-    values, kinds = np.array([s.value for s in scores]), tuple(s.kind for s in scores)
-    note = ""
+    chosen, by = _common(own)
+    values, kinds = np.array([row.score.value for row in chosen]), tuple(row.score.kind for row in chosen)
     posterior = None
-    if len(set(kinds)) == 1:
+    if by and kinds[0] not in (*PREDICTIVE, "relative"):
         with np.errstate(divide="ignore"):
             logits = values + np.log(weights)
         posterior = np.exp(logits - logits.max())
         posterior = posterior / posterior.sum()
-        if kinds[0] == "relative":
-            posterior = None
-            note = (
-                "Not ranked: these bounds hold up to a constant of each network. Use al.choose for settings of one method on one network."
+    notes = [_note(own, chosen, by), _certain(own)]
+    rows = tuple(row for rows in own for row in rows)
+    errors = np.array([row.score.stderr for row in chosen])
+    return Comparison(tuple(named), values, errors, kinds, weights, posterior, "\n".join(filter(None, notes)), rows, by)
+
+
+def _rows(name: str, given: Any, label: str | None = None) -> list[Row]:
+    """All scores of one model. A Score is a tuple itself, so it comes first."""
+    if isinstance(given, Score):
+        return [Row(name, given.kind if label is None else label, given)]
+    if isinstance(given, Mapping):
+        found = [row for road, one in given.items() for row in _rows(name, one, str(road))]
+    elif isinstance(given, (tuple, list)):
+        found = [row for one in given for row in _rows(name, one, label)]
+    elif not hasattr(given, "log_evidence"):
+        raise AleatorError(
+            message(f"{name!r} is not a score.", type(given).__name__, "a Fit, a Score, or several of them", "pass fit or fit.log_evidence")
+        )
+    elif given.log_evidence is None:
+        raise AleatorError(
+            message(
+                f"Fit {name!r} has no evidence.",
+                f"method {type(given.method).__name__}",
+                "a method that gives one, such as al.Exact",
+                "leave it out, or score it by al.evidence.loo or held-out log score",
             )
-        if kinds[0].endswith("bound"):
-            note = f"These are {kinds[0]}s: their differences are not Bayes factors unless the gaps are equal."
+        )
     else:
-        note = f"Not ranked: the evidences are of different kinds ({', '.join(sorted(set(kinds)))})."
-    return Comparison(tuple(named), values, np.array([s.stderr for s in scores]), kinds, weights, posterior, note)
+        return [Row(name, type(given.method).__name__ if label is None else label, given.log_evidence)]
+    if not found:
+        raise AleatorError(message(f"{name!r} has no score.", "none", "at least one", "pass a Fit or a Score"))
+    return found
+
+
+def _sizes(given: Any) -> list[int]:
+    """How many rows each fit, or each sum over rows, has seen."""
+    if isinstance(given, Score):
+        return [len(given.terms)] if hasattr(given, "terms") else []
+    if isinstance(given, (Mapping, tuple, list)):
+        return [size for one in (given.values() if isinstance(given, Mapping) else given) for size in _sizes(one)]
+    return [given.manifest["data"]["num_data"]]
+
+
+def _common(own: list[list[Row]]) -> tuple[list[Row], str]:
+    """One row of each model by which they are ranked, and what it is ("road, kind", or "kind" where the roads differ); or the first of each, and ""."""
+    for kind in (*KINDS, *PREDICTIVE):
+        of_kind = [[row for row in rows if row.score.kind == kind] for rows in own]
+        if not all(of_kind):
+            continue
+        for label in (row.label for row in of_kind[0]):
+            same = [next((row for row in rows if row.label == label), None) for rows in of_kind]
+            if all(same):
+                return same, f"{label}, {kind}"  # type: ignore[return-value]
+        return [rows[0] for rows in of_kind], kind
+    return [rows[0] for rows in own], ""
+
+
+def _note(own: list[list[Row]], chosen: list[Row], by: str) -> str:
+    """What the reader must know about the ranking."""
+    if not by:
+        kinds = sorted({row.score.kind for rows in own for row in rows})
+        return f"Not ranked: the evidences are of different kinds ({', '.join(kinds)})."
+    kind, several = chosen[0].score.kind, any(len(rows) > 1 for rows in own)
+    ranked = f"Ranked by: {by}. " if several and len(own) > 1 else ""
+    if kind == "relative":
+        return "Not ranked: these bounds hold up to a constant of each network. Use al.choose for settings of one method on one network."
+    if kind.endswith("bound"):
+        return f"{ranked}These are {kind}s: their differences are not Bayes factors unless the gaps are equal."
+    if kind in PREDICTIVE:
+        return f"{ranked}{_differences_of_rows(chosen)}".strip()
+    return ranked.strip()
+
+
+def _differences_of_rows(chosen: list[Row]) -> str:
+    """Each model's distance from the best predictor, with the standard error of the difference, which is over the rows they share."""
+    best = max(chosen, key=lambda row: row.score.value)
+    told = []
+    for row in chosen:
+        if row is not best and hasattr(row.score, "terms") and hasattr(best.score, "terms"):
+            gap = row.score.terms - best.score.terms  # type: ignore[attr-defined]
+            told.append(f"{row.model} is {-gap.sum():.3f} ± {np.sqrt(len(gap)) * gap.std(ddof=1):.3f} nats below {best.model}")
+    said = "This is predictive density over the rows, no log evidence: there are no Bayes factors."
+    return "; ".join(told) + (". " if told else "") + said
+
+
+def _certain(own: list[list[Row]]) -> str:
+    """Pairs whose order the bounds decide, three standard errors allowed for."""
+    low = [
+        max((r.score.value - 3 * r.score.stderr for r in rows if r.score.kind in ("lower bound", "exact")), default=-np.inf) for rows in own
+    ]
+    high = [
+        min((r.score.value + 3 * r.score.stderr for r in rows if r.score.kind in ("upper bound", "exact")), default=np.inf) for rows in own
+    ]
+    bounded = [any(r.score.kind.endswith("bound") for r in rows) for rows in own]
+    pairs = [(i, j) for i in range(len(own)) for j in range(len(own)) if i != j and low[i] > high[j] and (bounded[i] or bounded[j])]
+    return "\n".join(
+        f"By its bounds {own[i][0].model} is above {own[j][0].model}, by at least {low[i] - high[j]:.3f} nats." for i, j in pairs
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,7 +357,9 @@ def _differences(candidate: Any, candidates: Sequence[Any]) -> str:
 
 
 def _label(fit: Any) -> str:
+    if not hasattr(fit, "method"):
+        return "scores"
     return f"{type(fit.model).__name__} by {type(fit.method).__name__}"
 
 
-__all__ = ["Average", "Choice", "Comparison", "average", "choose", "compare"]
+__all__ = ["Average", "Choice", "Comparison", "Row", "average", "choose", "compare"]

@@ -22,7 +22,7 @@ from aleator._version import __version__
 from aleator.data import Batch, Data, Stream, as_data, check_arrays
 from aleator.methods import Method
 from aleator.model import signature
-from aleator.posterior import Draws, Posterior, Score
+from aleator.posterior import Draws, Posterior, Sampled, Score
 from aleator.predictive import Predictive
 from aleator.target import DensityTarget, Target
 
@@ -61,8 +61,8 @@ class Fit:
         `predict` knows each row's distribution; a curve needs all rows under the same θ.
         """
         key, x = as_key(key), self._inputs(x)
-        if self.posterior.draws_functions:
-            return self._predictive(self.posterior.outputs(key, self.model, x, num_samples)).draws
+        if isinstance(self.posterior, Sampled):
+            return self._predictive(Sampled.outputs(self.posterior, key, self.model, x, num_samples)).draws
         with jax.enable_x64(True):  # exact posteriors are held in double precision
             draws = Draws(self.posterior.sample(key, num_samples))
             return self._predictive(draws.outputs(key, self.model, x, num_samples)).draws
@@ -205,7 +205,7 @@ def _fit(
     key_start, key_rows, key_run, key_finish = split(key, 4)
     model, data, convert, shapes, inputs = _bind(model, data)
     held = None if validation is None else _encode(as_data(validation), model)
-    rows, held = _rows(key_rows, method, data, held)
+    rows, weights, held = _rows(key_rows, method, data, held)
     num_data = 0 if data is None else (data.num_data if rows is None else rows.shape[-1])
     _check_batch_size(method, data, num_data)
     target = (
@@ -213,7 +213,7 @@ def _fit(
         if isinstance(model, DensityTarget)
         else Target(model, num_data + before, temperature, inputs)
     )
-    algorithm = _build(method, target)
+    algorithm = _build(method, target) if init is None else _started(method, target)
     if validation is not None and algorithm.check is None:
         raise MethodError(
             message(
@@ -225,10 +225,17 @@ def _fit(
         )
     starts = stats if stats is not None else _starts(key_start, target, algorithm, init)
     identity = store.identity(key, model, method, data, temperature) if options.checkpoint is not None else ""
-    finish = lambda result: algorithm.finish(key_finish, result.state, result.kept)
+
+    def finish(result: loop.Result) -> Posterior:
+        if algorithm.choose is None or held is None:
+            return algorithm.finish(key_finish, result.state, result.kept)
+        chosen, notes = algorithm.choose(result.state, held)
+        manifest.update(notes)
+        return chosen
+
     manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began) | algorithm.notes
     try:
-        result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert)
+        result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert, weights)
     except NonFiniteError as error:
         partial = error.result
         if error.at_start:
@@ -302,15 +309,17 @@ def _encode(data: Data, model: Any, fitting: bool = True) -> Data:
     return Data(data.x, model.likelihood.encode(data.y, fitting=fitting), data.weight)
 
 
-def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.ndarray | None, Batch | None]:
-    """Which rows each member trains on, and the Batch it is checked on: (members, n) and stacked, when there are members."""
+def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.ndarray | None, np.ndarray | None, Batch | None]:
+    """Which rows each member trains on, its weights for all N of them, and the Batch it is checked on: (members, n), (members, N) and
+    stacked, when there are members."""
     members = getattr(method, "num_members", None)
     bootstrap, holdout = getattr(method, "bootstrap", False), method.holdout
+    bayesian = bootstrap == "bayesian"
     spread = lambda batch: batch if members is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), batch)
     if data is None:
-        return None, None
+        return None, None, None
     if not bootstrap and (not holdout or held is not None):
-        return None, None if held is None else spread(held.batch())
+        return None, None, None if held is None else spread(held.batch())
     if not isinstance(data, Data):
         raise MethodError(
             message(
@@ -331,13 +340,18 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
                 "use more rows or holdout=0",
             )
         )
-    train, test = [], []
-    for seed in seeds_of(key, members or 1):
+    train, weights, test = [], [], []
+    # Members that are chosen among by the held-out rows must all have been kept from the same ones.
+    seeds = seeds_of(key, 1) * (members or 1) if getattr(method, "chooses", False) else seeds_of(key, members or 1)
+    for seed in seeds:
         generator = np.random.Generator(np.random.Philox(seed))
         order = generator.permutation(num_data)
         test.append(np.sort(order[:num_held]))
         rest = np.sort(order[num_held:])
-        train.append(generator.choice(rest, len(rest)) if bootstrap else rest)
+        train.append(generator.choice(rest, len(rest)) if bootstrap and not bayesian else rest)
+        if bayesian:
+            weights.append(np.zeros(num_data))
+            weights[-1][rest] = _dirichlet(generator, len(rest))
     if held is not None:
         batch = spread(held.batch())
     elif num_held:
@@ -345,7 +359,14 @@ def _rows(key: Key, method: Method, data: Any, held: Data | None) -> tuple[np.nd
         batch = parts[0] if members is None else _tree.stack(parts)
     else:
         batch = None
-    return (train[0] if members is None else np.stack(train)), batch
+    join = lambda arrays: arrays[0] if members is None else np.stack(arrays)
+    return (None if bayesian and not num_held else join(train)), (join(weights) if bayesian else None), batch
+
+
+def _dirichlet(generator: np.random.Generator, size: int) -> np.ndarray:
+    """size · Dirichlet(1, …, 1): weights of mean one that sum to the number of rows."""
+    drawn = generator.standard_exponential(size)
+    return drawn * (size / drawn.sum())
 
 
 def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
@@ -365,6 +386,13 @@ def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
 def _build(method: Method, target: Any) -> loop.Algorithm:
     """Equal methods on equal targets share one Algorithm, hence its compiled steps: a second fit does not trace again."""
     return method.build(target)
+
+
+@cached
+def _started(method: Method, target: Any) -> loop.Algorithm:
+    """The algorithm without the phases that only look for a start."""
+    algorithm = _build(method, target)
+    return dataclasses.replace(algorithm, phases=algorithm.phases[algorithm.preliminary :]) if algorithm.preliminary else algorithm
 
 
 def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree:

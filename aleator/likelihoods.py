@@ -82,6 +82,20 @@ class Likelihood(abc.ABC):
         """log p(y | f), summed over target columns: (n,)."""
         return jnp.sum(self.log_terms(outputs, y, extra), axis=-1)
 
+    def information_root(self, outputs: Any, extra: Extra) -> jax.Array:
+        """R (n, o, r) with RRᵀ the Fisher information of f in y. By default (dE[y|f]/df)²/Var[y|f] of each output, which is exact for
+        families with one natural parameter and one output a column."""
+        f = _matrix(self, outputs)
+        slope = jax.jvp(lambda at: self.mean(at, extra), (f,), (jnp.ones_like(f),))[1]
+        variance = self.variance(f, extra)
+        root = jnp.where(variance > 0, jnp.abs(slope) / jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+        return root[:, :, None] * jnp.eye(f.shape[1], dtype=f.dtype)
+
+    def total_information(self, outputs: Any, extra: Extra, weight: Array) -> jax.Array:
+        """Σₙ weightₙ·(Fisher information at row n), (o, o)."""
+        root = self.information_root(outputs, extra)
+        return jnp.einsum("n,nor,npr->op", weight, root, root)
+
     # Learned parameters, written once: raw = {"log_<name>": (k,)} on the real line.
 
     def init_extra(self, k: int) -> dict[str, jax.Array]:
@@ -220,6 +234,13 @@ class HeteroscedasticGaussian(Likelihood):
         y = _match(self, outputs, y)
         return self.distribution(outputs, extra).cdf(y)
 
+    def information_root(self, outputs: Any, extra: Extra) -> jax.Array:
+        """diag(1/s, √2·s′/s): the mean and the raw scale carry separate information."""
+        raw = jnp.split(_matrix(self, outputs), 2, axis=1)[1]
+        scale = self.min_scale + jax.nn.softplus(raw)
+        root = jnp.concatenate([1.0 / scale, math.sqrt(2.0) * jax.nn.sigmoid(raw) / scale], axis=1)
+        return root[:, :, None] * jnp.eye(root.shape[1], dtype=root.dtype)
+
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         """The mean integrates exactly; the raw scale by 32-node Gauss–Hermite: Σ_q w_q N(mean, variance + s_q²)."""
         import numpyro.distributions as dist
@@ -288,15 +309,26 @@ class StudentT(Likelihood):
             return self.distribution(outputs, extra).cdf(y)
         return _student_cdf(int(self.df), (jnp.asarray(y) - outputs) / extra["scale"])
 
+    def information_root(self, outputs: Any, extra: Extra) -> jax.Array:
+        """√((df + 1)/(df + 3))/σ: finite where the variance is not, and positive where the Hessian of an outlier is not."""
+        f = _matrix(self, outputs)
+        root = jnp.broadcast_to(math.sqrt((self.df + 1.0) / (self.df + 3.0)) / extra["scale"], f.shape)
+        return root[:, :, None] * jnp.eye(f.shape[1], dtype=f.dtype)
+
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """P(y = 1 | f) = 1/(1 + e^{−f}), independently for each of k binary columns; f are logits."""
+    """P(y = 1 | f) = 1/(1 + e^{−f}), independently for each of k binary columns; f are logits. link="probit": P(y = 1 | f) = Φ(f)."""
 
+    link: str = "logit"
     support: ClassVar[str] = "binary"
+
+    def __post_init__(self) -> None:
+        if self.link not in ("logit", "probit"):
+            raise ModelError(message("Bernoulli(link=…) cannot be used.", repr(self.link), "'logit' or 'probit'", "choose one of them"))
 
     def positive(self) -> dict[str, Positive]:
         return {}
@@ -312,26 +344,32 @@ class Bernoulli(Likelihood):
             _several_classes(values[:, column], "Bernoulli" if values.shape[1] == 1 else f"Bernoulli, column {column}")
         return values
 
+    def logits(self, outputs: jax.Array) -> jax.Array:
+        """log P(y = 1 | f) − log P(y = 0 | f), (n, k): f itself, or log Φ(f) − log Φ(−f)."""
+        f = _matrix(self, outputs)
+        return f if self.link == "logit" else jax.scipy.special.log_ndtr(f) - jax.scipy.special.log_ndtr(-f)
+
     def distribution(self, outputs: jax.Array, extra: Extra) -> Any:
-        """Bernoulli(logits = f) with batch shape (n, k)."""
+        """Bernoulli with these logits and batch shape (n, k)."""
         import numpyro.distributions as dist
 
-        return dist.Bernoulli(logits=_matrix(self, outputs))
+        return dist.Bernoulli(logits=self.logits(outputs))
 
     def log_terms(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
         y = _match(self, outputs, y)
         return self.distribution(outputs, extra).log_prob(jnp.asarray(y, outputs.dtype))
 
     def mean(self, outputs: jax.Array, extra: Extra) -> jax.Array:
-        return jax.nn.sigmoid(_matrix(self, outputs))
+        return jax.nn.sigmoid(self.logits(outputs))
 
     def variance(self, outputs: jax.Array, extra: Extra) -> jax.Array:
         # σ(f) σ(−f), not p (1 − p): the latter rounds to zero from f ≈ 17 on in float32.
-        return jax.nn.sigmoid(_matrix(self, outputs)) * jax.nn.sigmoid(-outputs)
+        logits = self.logits(outputs)
+        return jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
 
     def entropy(self, outputs: jax.Array, extra: Extra) -> jax.Array:
         """log(1 + e^{−|f|}) + |f| σ(−|f|): no overflow and no cancellation at large |f|."""
-        size = jnp.abs(_matrix(self, outputs))
+        size = jnp.abs(self.logits(outputs))
         return jax.nn.softplus(-size) + size * jax.nn.sigmoid(-size)
 
     def sample(self, key: Key, outputs: jax.Array, extra: Extra) -> jax.Array:
@@ -339,7 +377,7 @@ class Bernoulli(Likelihood):
 
     def cdf(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
         y = _match(self, outputs, y)
-        return jnp.where(y < 0, 0.0, jnp.where(y < 1, jax.nn.sigmoid(-outputs), 1.0)).astype(outputs.dtype)
+        return jnp.where(y < 0, 0.0, jnp.where(y < 1, jax.nn.sigmoid(-self.logits(outputs)), 1.0)).astype(outputs.dtype)
 
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         return None
@@ -434,6 +472,17 @@ class Categorical(Likelihood):
         raise ModelError(
             message("Class labels have no order.", "cdf of a Categorical", "class probabilities", "use mean (the probabilities)")
         )
+
+    def information_root(self, outputs: Any, extra: Extra) -> jax.Array:
+        """diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ."""
+        probs = self.mean(outputs, extra)
+        root = jnp.sqrt(probs)
+        return root[:, :, None] * jnp.eye(probs.shape[1], dtype=probs.dtype) - probs[:, :, None] * root[:, None, :]
+
+    def total_information(self, outputs: Any, extra: Extra, weight: Array) -> jax.Array:
+        """Σ weight·(diag(p) − ppᵀ) without a matrix a row: there may be thousands of classes."""
+        probs = self.mean(outputs, extra)
+        return jnp.diag(weight @ probs) - (weight[:, None] * probs).T @ probs
 
     def marginal(self, mean: jax.Array, variance: jax.Array, extra: Extra, df: Array | None = None) -> Any:
         return None

@@ -62,7 +62,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info.
+    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). preliminary: how many of the first phases only look for a start; they are left out where one is given. apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info. choose(states, held) → (Posterior, notes for the manifest), in the place of `finish` where there are held-out rows.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -76,11 +76,13 @@ class Algorithm:
     members: int | None = None
     starts: int | None = None
     bootstrap: bool = False
+    preliminary: int = 0
     apart: bool = False
     watch: str | None = None
     verdict: Callable[[Any], tuple[str, bool]] | None = None
     x64: bool = False
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    choose: Callable[[Any, Batch], tuple[Any, dict[str, Any]]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +138,15 @@ def run(
     rows: np.ndarray | None = None,
     held: Batch | None = None,
     convert: Callable[[tuple], tuple] = tuple,
+    weights: np.ndarray | None = None,
 ) -> Result:
     """Run all phases of an algorithm.
 
     starts: parameters to begin from, stacked for members. rows: row numbers to train on, (members, n) or (n,). held: the Batch for
-    `check`, stacked for members. convert: checks and encodes one batch of a Stream. identity: a digest of everything that defines the
-    run; a checkpoint with another one is refused.
+    `check`, stacked for members. convert: checks and encodes one batch of a Stream. weights: what each member multiplies the weight of
+    each row with, (members, N) or (N,). identity: a digest of everything that defines the run; a checkpoint with another one is refused.
     """
-    job = _Job(key, algorithm, data, starts, options, identity, rows, held, convert)
+    job = _Job(key, algorithm, data, starts, options, identity, rows, held, convert, weights)
     if options.resume:
         job.load()
     else:
@@ -170,9 +173,20 @@ class _Job:
     """Host-side bookkeeping of one run; everything numerical is in the pure functions below."""
 
     def __init__(
-        self, key: Key, algorithm: Algorithm, data: Any, starts: Tree, options: Options, identity: str, rows: Any, held: Any, convert: Any
+        self,
+        key: Key,
+        algorithm: Algorithm,
+        data: Any,
+        starts: Tree,
+        options: Options,
+        identity: str,
+        rows: Any,
+        held: Any,
+        convert: Any,
+        weights: Any,
     ):
         self.algorithm, self.options, self.identity, self.rows, self.convert = algorithm, options, identity, rows, convert
+        self.weights = weights
         self.members = range(algorithm.members or 1)
         self.stacked = algorithm.members is not None
         key_order, key_init, key_steps = split(key, 3)
@@ -238,7 +252,7 @@ class _Job:
                     )
                 )
             return StreamFeed(self.source, self.convert, self.position)
-        return ArrayFeed(self.source, phase.batches, phase.batch_size, self.seeds, self.rows, self.stacked)
+        return ArrayFeed(self.source, phase.batches, phase.batch_size, self.seeds, self.rows, self.stacked, self.weights)
 
     def num_steps(self, feed: Any) -> int:
         phase = self.algorithm.phases[self.phase]
@@ -289,7 +303,7 @@ class _Job:
 
         def make(group: range) -> Any:
             part = feed.chunk(group, self.step, count, capacity)
-            return part[0] if self.stacked and len(group) == 1 and part is not None else part
+            return _tree.take(part, 0) if self.stacked and len(group) == 1 else part
 
         return [functools.cache(functools.partial(make, group)) for group in self.groups]
 
@@ -319,7 +333,7 @@ class _Job:
             return first + list(pool.map(one, range(len(first), len(self.groups))))
 
     def _fed_rows(self, kind: str) -> bool:
-        return kind in ("random", "once") or (kind == "full" and self.rows is not None)
+        return kind in ("random", "once") or (kind == "full" and (self.rows is not None or self.weights is not None))
 
     def _choose_driver(self, kind: str, feeds: list[Callable[[], Any]], count: int, capacity: int) -> str:
         """Heavy steps may run faster outside the compiled loop; both are timed once, on steps that are thrown away."""

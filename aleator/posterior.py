@@ -16,16 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aleator import _tree
+from aleator import _tree, curvature
 from aleator._cache import cached
 from aleator._errors import ModelError, message
 from aleator._outputs import Outputs
 from aleator._random import noise_key
 from aleator._typing import Array, Key, Tree
-from aleator.linalg import DensePrecision
+from aleator.linalg import Blocks, DensePrecision
 from aleator.model import rows_of, signature
 from aleator.noise import keep
 
+MANY_OUTPUTS = 64  # outputs beyond which only their variances are kept, not their covariances
 BYTE_BUDGET = 256 * 2**20  # bytes of weights and activations (estimated) alive at once while predicting
 
 
@@ -166,6 +167,67 @@ class Gaussian(Sampled):
         return jax.tree.unflatten(structure, filled)
 
 
+@sampled(("mean", "operator", "index", "shift", "tuned"), ("paths", "link", "linear"))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linearised(Sampled):
+    """w ~ N(w* + shift, Σ) over the weights with numbers `index`, seen through the network linearised at w*: f(x) = f(x, w*) + J(x)(w − w*).
+
+    mean: the parameters at w*. shift (m,): how far a tuned prior or noise moves their mean. operator: Σ (m, m) as in `aleator.linalg`. paths: the leaves that vary (None: all of the network). link: how Gaussian class logits become
+    probabilities, "monte_carlo", "probit" (logits divided by √(1 + πv/8)) or "bridge" (the Dirichlet whose logits have these moments).
+    linear=False: draws of weights go through the network itself. tuned: what the marginal likelihood has set.
+    """
+
+    mean: Tree
+    operator: Any
+    index: Array
+    shift: Array
+    tuned: dict[str, Array]
+    paths: tuple[str, ...] | None
+    link: str
+    linear: bool
+    log_evidence: Score | None = None
+
+    def draw(self, key: Key) -> Tree:
+        network = self.mean["network"]
+        vector = curvature.flat(network)
+        noise = jax.random.normal(key, (self.operator.num_noise,), vector.dtype)
+        moved = vector.at[self.index].add((self.shift + self.operator.sqrt_matvec(noise)).astype(vector.dtype))
+        return self.mean | {"network": curvature.unflat(moved, network)}
+
+    def function(self, key: Key, model: Any, x: Tree) -> tuple[Tree, dict]:
+        if not self.linear:
+            return super().function(key, model, x)
+        mean = self.mean["network"]
+        step = jax.tree.map(jnp.subtract, self.draw(key)["network"], mean)
+        value, change = jax.jvp(lambda weights: model.apply(weights, x, None), (mean,), (step,))
+        return value + change, model.extra(self.mean)
+
+    def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        if not self.linear:
+            return super().outputs(key, model, x, num_samples)
+        likelihood, double = model.likelihood, _tree.first_dtype(self.operator) == np.float64
+        with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
+            extra = jax.tree.map(np.asarray, model.extra(jax.tree.map(jnp.asarray, self.mean)))
+            mean, spread = self.moments(model, _tree.as_float64(x) if double else x)
+            if likelihood.support == "label" or (self.link == "probit" and likelihood.support == "binary"):
+                logits = _linked(jax.random.clone(key), mean, spread, self.link, num_samples)
+                return Outputs(draws=logits, extra=jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(logits), *leaf.shape)), extra))
+            variance = spread if spread.ndim == 2 else np.diagonal(spread, axis1=1, axis2=2)
+            return Outputs(mean=mean, variance=np.maximum(variance, 0.0), extra=extra)
+
+    def moments(self, model: Any, x: Tree) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (rows, k) and covariance (rows, k, k) of f at each row; only variances (rows, k) where there are many outputs."""
+        bare = dataclasses.replace(self, log_evidence=None, tuned={})
+        compute = _moments(model, signature(x), self.paths, isinstance(self.operator, Blocks))
+        outputs = model.likelihood.num_outputs(model.targets())
+        numbers = (
+            len(self.index)
+            if not isinstance(self.operator, Blocks)
+            else sum(sum(op.variance.shape) for op in self.operator.operators if hasattr(op, "left"))
+        )
+        return _by_rows(lambda rows: compute(bare, rows), x, lambda rows: rows * (8 * outputs * (numbers + outputs) + row_bytes(model, x)))
+
+
 @sampled(("mean", "values"), ("family", "chosen"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transformed(Sampled):
@@ -185,6 +247,49 @@ class Transformed(Sampled):
         parts = iter(jnp.split(flat, np.cumsum(sizes)[:-1]))
         moved = [next(parts).reshape(leaf.shape) if take else leaf for leaf, take in zip(leaves, self.chosen, strict=True)]
         return jax.tree.unflatten(structure, moved)
+
+
+@sampled(("params", "left", "right", "own"), ("shared",))
+@dataclasses.dataclass(frozen=True, eq=False)
+class RankOne(Sampled):
+    """θₘ, m = 1…M, with equal weights: leaves W ∘ (rₘ sₘᵀ) around one shared W, leaves of each member's own, leaves shared as they are.
+
+    params: the shared parameters (means over members where each has its own). shared: for each leaf "rank_one", "own" or "all". left,
+    right: r and s of each rank-one leaf in order, (M, …) with extent 1 along the axes they do not number. own: the leaves of that kind,
+    (M, …). Memory |W| + M·(units in + units out), not M·|W|; members are put together one by one where they are used.
+    """
+
+    params: Tree
+    left: tuple[Array, ...]
+    right: tuple[Array, ...]
+    own: tuple[Array, ...]
+    shared: tuple[str, ...]
+    log_evidence: Score | None = None
+    draws_functions: ClassVar[bool] = False
+
+    @property
+    def num_members(self) -> int:
+        return int((*self.left, *self.own)[0].shape[0])
+
+    def member(self, number: Any) -> Tree:
+        """The parameter tree of one member."""
+        pick = lambda arrays: tuple(jnp.asarray(array)[number] for array in arrays)
+        return effective(self.params, pick(self.left), pick(self.right), pick(self.own), self.shared)
+
+    def draw(self, key: Key) -> Tree:
+        return self.member(jax.random.randint(key, (), 0, self.num_members))
+
+    def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        """All members at all rows, each once."""
+        bare = dataclasses.replace(self, log_evidence=None)
+        cost = lambda rows: 2 * _tree.nbytes(self.params) + rows * row_bytes(model, x)
+
+        def piece(rows: Tree) -> tuple[Tree, dict]:
+            count = 1 if rows is None else _tree.rows(rows)
+            return _every_member(model)(bare, rows, int(np.clip(BYTE_BUDGET // cost(count), 1, self.num_members)))
+
+        draws, extra = _by_rows(piece, x, cost, axis=1, whole=True)
+        return Outputs(draws=draws, extra=extra)
 
 
 @sampled(("params", "rates"), ("axes",))
@@ -323,7 +428,7 @@ class Mixture(Posterior):
         share = max(1, num_samples // len(self.components))
         weights = None if self.weights is None else np.repeat(np.asarray(self.weights) / share, share)
         if all(isinstance(component, Sampled) for component in self.components):
-            parts = [component.outputs(k, model, x, share) for component, k in zip(self.components, keys, strict=True)]
+            parts = [Sampled.outputs(component, k, model, x, share) for component, k in zip(self.components, keys, strict=True)]
             join = lambda *leaves: np.concatenate(leaves)
             return Outputs(
                 draws=jax.tree.map(join, *[p.draws for p in parts]), weights=weights, extra=jax.tree.map(join, *[p.extra for p in parts])
@@ -388,6 +493,84 @@ def _row_bytes(model: Any, shapes: Any) -> int:
         return 64 * sum(int(np.prod(shape)) * 4 for shape, _ in shapes[1])
     total = lambda eqns: sum(int(np.prod(v.aval.shape)) * 4 for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "shape"))
     return max(1, total(three) - total(two))
+
+
+@cached
+def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, blocks: bool) -> Callable:
+    """Mean and covariance of linearised outputs, compiled once per model and choice of weights."""
+    plan = curvature.layout(model, shapes, paths)
+    many = model.likelihood.num_outputs(model.targets()) > MANY_OUTPUTS
+
+    def moments(posterior: Any, x: Tree) -> tuple[Array, Array]:
+        weights = posterior.mean["network"]
+        if blocks:  # never shifted: that needs the curvature in full
+            return curvature.function_covariance(model, weights, x, plan, posterior.operator, many)
+        jacobian = curvature.jacobian(model, weights, x, posterior.index)
+        return model.apply(weights, x, None) + jacobian @ posterior.shift, posterior.operator.sandwich(jacobian)
+
+    return jax.jit(moments)
+
+
+def _linked(key: Key, mean: np.ndarray, spread: np.ndarray, link: str, num_samples: int) -> np.ndarray:
+    """Gaussian logits as draws (S, rows, k): one of them where a closed rule stands for the average."""
+    variance = spread if spread.ndim == 2 else np.diagonal(spread, axis1=1, axis2=2)
+    if link == "probit":
+        return (mean / np.sqrt(1.0 + np.pi / 8.0 * variance))[None]
+    if link == "bridge":
+        return _bridge(np.asarray(mean, np.float64), np.asarray(spread, np.float64))[None].astype(mean.dtype)
+    noise = np.asarray(jax.random.normal(key, (num_samples, *mean.shape), mean.dtype))
+    if spread.ndim == 2:
+        return mean + np.sqrt(np.maximum(variance, 0.0)) * noise
+    values, vectors = np.linalg.eigh(spread)  # of k × k: singular where classes move together
+    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+    return mean + np.einsum("nij,snj->sni", root, noise)
+
+
+def _bridge(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """log α of the Dirichlet whose logits, on the plane Σ f = 0, have these moments (Hobbhahn, Kristiadi and Hennig 2022).
+
+    The rule is made for spreads up to about one and fails for wider ones: means and wide variances are brought to that size first, as its authors
+    do in practice.
+    """
+    k = mean.shape[1]
+    if spread.ndim == 2:
+        spread = spread[:, :, None] * np.eye(k)
+    rows, total, trace = spread.sum(axis=2), spread.sum(axis=(1, 2))[:, None], np.trace(spread, axis1=1, axis2=2)[:, None]
+    share = np.where(total > 1e-9 * trace, 1.0 / np.maximum(total, 1e-300), 0.0)  # nothing to take away where f is on the plane already
+    mean = mean - rows * mean.sum(axis=1, keepdims=True) * share
+    variance = np.maximum(np.diagonal(spread, axis1=1, axis2=2) - rows**2 * share, 1e-12)
+    size = np.maximum(variance.mean(axis=1, keepdims=True) / np.sqrt(0.5 * k), 1.0)
+    mean, variance = mean / np.sqrt(size), variance / size
+    inner = np.exp(mean) / k**2 * np.sum(np.exp(-mean), axis=1, keepdims=True)
+    return np.log(np.maximum((1.0 - 2.0 / k + inner) / variance, 1e-300))
+
+
+@cached
+def _every_member(model: Any) -> Callable:
+    """Outputs and likelihood parameters of every member, `block` of them at a time."""
+
+    def evaluate(posterior: RankOne, x: Tree, block: int) -> tuple[Tree, dict]:
+        def one(number: Array) -> tuple[Tree, dict]:
+            params = posterior.member(number)
+            return model.outputs(params, x, None), model.extra(params)
+
+        return jax.lax.map(one, jnp.arange(posterior.num_members), batch_size=block)
+
+    return jax.jit(evaluate, static_argnums=2)
+
+
+def effective(params: Tree, left: tuple[Array, ...], right: tuple[Array, ...], own: tuple[Array, ...], shared: tuple[str, ...]) -> Tree:
+    """One member's parameter tree: W ∘ (r sᵀ) where rank-one, its own leaf where it has one."""
+    leaves, structure = jax.tree.flatten(params)
+    factors, others = iter(zip(left, right, strict=True)), iter(own)
+
+    def one(leaf: Array, kind: str) -> Array:
+        if kind == "rank_one":
+            r, s = next(factors)
+            return leaf * r * s
+        return next(others) if kind == "own" else leaf
+
+    return jax.tree.unflatten(structure, [one(leaf, kind) for leaf, kind in zip(leaves, shared, strict=True)])
 
 
 @cached

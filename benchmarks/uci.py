@@ -87,6 +87,11 @@ def concrete(name: str, num_data: int, num_features: int) -> tuple:
     return al.BNN(network(name, num_features, 2), al.HeteroscedasticGaussian(min_scale=0.01), prior), method
 
 
+def pbp(name: str, num_data: int, num_features: int) -> tuple:
+    """40 passes, as published; the priors of weights and noise are the method's own."""
+    return al.BNN(network(name, num_features, 1), al.Gaussian()), al.PBP(num_epochs=40)
+
+
 ROWS = {
     "linear": ("linear, Exact", linear),
     "map": ("1×50, MAP", point),
@@ -94,6 +99,7 @@ ROWS = {
     "mean_field": ("1×50 heteroscedastic, mean-field VI", mean_field),
     "dropout": ("1×50, MC dropout", dropout),
     "concrete": ("1×50 heteroscedastic, concrete dropout", concrete),
+    "pbp": ("1×50, probabilistic backpropagation", pbp),
 }
 
 

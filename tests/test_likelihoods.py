@@ -95,6 +95,7 @@ CASES = {
     "student 3": (StudentT(3.0), F, REAL, {"scale": SCALE}, stats.t(3.0, F, SCALE)),
     "student 2.5": (StudentT(2.5), F, REAL, {"scale": SCALE}, stats.t(2.5, F, SCALE)),
     "bernoulli": (Bernoulli(), F, BINARY, {}, stats.bernoulli(1 / (1 + np.exp(-F)))),
+    "bernoulli, probit": (Bernoulli("probit"), F, BINARY, {}, stats.bernoulli(stats.norm.cdf(F))),
     "poisson": (Poisson(), F, COUNT, {}, stats.poisson(np.exp(F))),
     "negative binomial": (NegativeBinomial(), F, COUNT, {"concentration": CONCENTRATION}, stats.nbinom(CONCENTRATION, RATE)),
 }
@@ -187,6 +188,14 @@ def test_bernoulli_and_categorical_survive_extreme_logits_in_float32():
     assert entropy[2] == pytest.approx(np.log(2))
     assert entropy[1] == pytest.approx(61 * np.exp(-60), rel=1e-4)
     assert Bernoulli().variance(f, {})[3, 0] == pytest.approx(np.exp(-60), rel=1e-4)
+    tails = jnp.array([[-12.0], [12.0], [-1e4]], jnp.float32)  # Φ(−12) is 1.8e-33: p (1 − p) would be 0 on one side
+    probit = Bernoulli("probit")
+    np.testing.assert_allclose(probit.variance(tails, {})[:2, 0], stats.norm.cdf(-12), rtol=1e-4)
+    np.testing.assert_allclose(probit.log_prob(tails, jnp.ones((3, 1), jnp.int32), {})[0], stats.norm.logcdf(-12), rtol=1e-5)
+    slope = jax.grad(lambda f: probit.log_prob(f, jnp.ones((3, 1), jnp.int32), {}).sum())(tails)
+    assert np.all(np.isfinite(slope))
+    with pytest.raises(ModelError, match="'logit' or 'probit'"):
+        Bernoulli("cloglog")
     f = jnp.array([[1000.0, 0.0, -1000.0], [1e4, 1e4, 1e4]], jnp.float32)
     entropy = Categorical(3).entropy(f, {})
     np.testing.assert_allclose(entropy, [0.0, np.log(3)], atol=1e-6)

@@ -133,6 +133,19 @@ def test_models_with_own_code(tmp_path) -> None:
     np.testing.assert_array_equal(again.predict(0, X).mean, fit.predict(0, X).mean)
 
 
+def test_an_optimiser_of_ones_own_does_not_keep_a_fit_from_loading(tmp_path) -> None:
+    """What was fitted is read back; only running the method again needs the function that was not stored."""
+    import optax
+
+    x, y = cases.regression()
+    fit = al.fit(0, cases.network_model(), (x, y), al.MAP(num_steps=20, optimizer=lambda rate: optax.sgd(rate)), progress=False)
+    fit.save(tmp_path / "fit")
+    again = al.load(tmp_path / "fit")
+    np.testing.assert_array_equal(again.predict(1, x).mean, fit.predict(1, x).mean)
+    with pytest.raises(al.StoreError, match="not stored"):
+        al.fit(0, again.model, (x, y), again.method, progress=False)
+
+
 def test_last_hidden_layers_reload_with_their_weights(tmp_path) -> None:
     body = al.fit(0, cases.network_model(), (X, Y), al.MAP(num_steps=20))
     basis = al.features.LastHidden(body.model.network, body.posterior.params["network"])

@@ -1,6 +1,18 @@
 """Linear operators and the one safe factorisation."""
 
 from aleator.linalg.dense import DensePrecision, cholesky
-from aleator.linalg.operators import Diagonal, KroneckerBlocks, LowerTriangular, LowRank
+from aleator.linalg.operators import Blocks, Complement, Diagonal, Embedded, KroneckerBlocks, KroneckerEigen, LowerTriangular, LowRank, Root
 
-__all__ = ["DensePrecision", "Diagonal", "KroneckerBlocks", "LowRank", "LowerTriangular", "cholesky"]
+__all__ = [
+    "Blocks",
+    "Complement",
+    "DensePrecision",
+    "Diagonal",
+    "Embedded",
+    "KroneckerBlocks",
+    "KroneckerEigen",
+    "LowRank",
+    "LowerTriangular",
+    "Root",
+    "cholesky",
+]

@@ -1,33 +1,43 @@
 """All methods. One line here gives a method its public name, its command-line name and its place in the conformance suite."""
 
 from aleator.methods._method import Card, Method
+from aleator.methods.batch_ensemble import BatchEnsemble
+from aleator.methods.bootstrap import BayesianBootstrap
 from aleator.methods.chees import ChEES
 from aleator.methods.concrete_dropout import ConcreteDropout
 from aleator.methods.dropout import Dropout
 from aleator.methods.elliptical_slice import EllipticalSlice
 from aleator.methods.ensemble import Ensemble
 from aleator.methods.exact import Exact
+from aleator.methods.expectation_propagation import ExpectationPropagation
 from aleator.methods.gibbs import Gibbs
 from aleator.methods.hmc import HMC
+from aleator.methods.hyper_ensemble import HyperEnsemble
 from aleator.methods.independence import Independence
 from aleator.methods.ivon import IVON
+from aleator.methods.laplace import Laplace, Subnetwork
 from aleator.methods.mala import MALA
 from aleator.methods.map import MAP
 from aleator.methods.marginal_gibbs import MarginalGibbs
 from aleator.methods.microcanonical import Microcanonical
+from aleator.methods.nested import Nested
 from aleator.methods.nuts import NUTS
+from aleator.methods.pbp import PBP
 from aleator.methods.random_walk import RandomWalk
 from aleator.methods.reversible_jump import ReversibleJump
 from aleator.methods.sir import SIR
 from aleator.methods.slice import Slice
 from aleator.methods.smc import SMC
+from aleator.methods.snapshot import Snapshot
 from aleator.methods.sparse_dropout import SparseDropout
+from aleator.methods.swag import SWAG
 from aleator.methods.tempering import ParallelTempering
 from aleator.methods.variational import Renyi, Variational
 from aleator.methods.variational_dropout import VariationalDropout
 
 METHODS: dict[str, type[Method]] = {
     "exact": Exact,
+    "laplace": Laplace,
     "map": MAP,
     "ensemble": Ensemble,
     "variational": Variational,
@@ -51,13 +61,31 @@ METHODS: dict[str, type[Method]] = {
     "slice": Slice,
     "independence": Independence,
     "random_walk": RandomWalk,
+    "swag": SWAG,
+    "snapshot": Snapshot,
+    "bayesian_bootstrap": BayesianBootstrap,
+    "batch_ensemble": BatchEnsemble,
+    "hyper_ensemble": HyperEnsemble,
+    "expectation_propagation": ExpectationPropagation,
+    "pbp": PBP,
+    "nested": Nested,
 }
 
 __all__ = [
+    "SWAG",
+    "Snapshot",
+    "BayesianBootstrap",
+    "BatchEnsemble",
+    "HyperEnsemble",
+    "ExpectationPropagation",
+    "PBP",
+    "Nested",
     "HMC",
     "IVON",
     "MALA",
     "MAP",
+    "Laplace",
+    "Subnetwork",
     "METHODS",
     "NUTS",
     "SIR",

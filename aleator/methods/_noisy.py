@@ -116,7 +116,7 @@ class NoisyMethod(Method):
                 raise MethodError(
                     message(f"{type(self).__name__}.{name} cannot be used.", repr(value), "a whole number ≥ 0", f"pass e.g. {name}=0")
                 )
-        _optimise.optimizer(self)
+        _optimise.check_optimizer(self)
 
     @abc.abstractmethod
     def noise(self, target: Any) -> Noise:

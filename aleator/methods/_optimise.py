@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
-from aleator._errors import MethodError, message, nearest
+from aleator._errors import MethodError, StoreError, message, nearest
 from aleator._typing import Array, Tree
 
 FLAT_SIZE = 100_000  # up to this many parameters one flat vector is faster: few fused updates instead of several per leaf
@@ -56,6 +57,12 @@ def schedule(method: Any) -> float | Callable:
             message("Unknown schedule.", got, f"one of {sorted(made)}", "choose one, or pass an optimizer with its own schedule")
         )
     return made[method.schedule]()
+
+
+def check_optimizer(method: Any) -> None:
+    """Refuse an optimiser that cannot be made. The method of a loaded fit may name one that was not stored: it says so when it is run."""
+    with contextlib.suppress(StoreError):
+        optimizer(method)
 
 
 def optimizer(method: Any) -> Any:

@@ -122,7 +122,7 @@ class MAP(Method):
             raise MethodError(
                 message("MAP cannot use these fractions.", got, "0 ≤ holdout < 1 and adversarial ≥ 0", "pass e.g. holdout=0.1")
             )
-        _optimise.optimizer(self)
+        _optimise.check_optimizer(self)
 
     def build(self, target: Any) -> Algorithm:
         optimizer, early = _optimise.optimizer(self), self.holdout > 0

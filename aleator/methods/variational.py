@@ -266,7 +266,7 @@ class Variational(Method):
         self._check_draws()
         if self.optimizer == "lbfgs":
             raise MethodError(message("L-BFGS needs exact gradients.", "'lbfgs'", "a stochastic optimiser", "use 'adam'"))
-        _optimise.optimizer(self)
+        _optimise.check_optimizer(self)
 
     def _check_draws(self) -> None:
         if self.antithetic and (self.num_draws % 2 or self.estimator in ("local", "flipout", "analytic")):

@@ -62,9 +62,23 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "marginal_gibbs": (al.MarginalGibbs(num_samples=30, num_warmup=20, num_chains=2, tries=2), ("shallow",)),
     "reversible_jump": (al.ReversibleJump(num_samples=30, num_warmup=20, num_chains=2), ("linear",)),
     "chees": (al.ChEES(num_samples=10, num_warmup=20, num_chains=8), ("network",)),
+    "laplace": (al.Laplace("kron", base=al.MAP(num_steps=STEPS, batch_size=8)), ("linear", "network")),
+    "swag": (al.SWAG(num_steps=STEPS, num_warmup=30, batch_size=8, thin=3, rank=5), ("network",)),
+    "snapshot": (al.Snapshot(num_steps=STEPS, num_cycles=3, batch_size=8), ("network",)),
+    "bayesian_bootstrap": (al.BayesianBootstrap(al.MAP(num_steps=STEPS, batch_size=8), 3), ("network",)),
+    "batch_ensemble": (al.BatchEnsemble(num_members=3, num_steps=STEPS, batch_size=8), ("network",)),
+    "hyper_ensemble": (al.HyperEnsemble(al.MAP(num_steps=STEPS, batch_size=8, holdout=0.2, check_every=20), 4, 2), ("network",)),
+    "expectation_propagation": (al.ExpectationPropagation(), ("linear",)),
+    "pbp": (al.PBP(num_epochs=2), ("relu",)),
+    "nested": (al.Nested(num_live=20, num_runs=2, num_moves=5), ("linear",)),
     "microcanonical": (al.Microcanonical(num_samples=30, num_warmup=30, num_chains=2), ("network",)),
 }
-MODELS = {"linear": linear_model, "network": network_model, "shallow": lambda: al.shallow.ShallowNet(3)}
+MODELS = {
+    "linear": linear_model,
+    "network": network_model,
+    "relu": lambda: al.BNN(al.networks.MLP(D, (8,), 1), al.Gaussian(), al.Normal(1.0)),
+    "shallow": lambda: al.shallow.ShallowNet(3),
+}
 METHOD_CASES = [(name, model) for name, (_, models) in METHODS.items() for model in models]
 
 REFERENCE_METHODS = {"map": METHODS["map"][0], "ensemble": METHODS["ensemble"][0]}

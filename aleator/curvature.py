@@ -1,0 +1,436 @@
+"""Curvature of the log-likelihood in the weights of any network: Jacobians, Gauss–Newton, Fisher and Hessian, by sites or by rows.
+
+The generalised Gauss–Newton matrix is G = Σᵢ JᵢᵀΛᵢJᵢ with Jᵢ (k, P) the Jacobian of the outputs at row i and Λᵢ the Fisher information of the
+likelihood in its outputs; with a root Λ = RRᵀ it is a sum of squares of the gradients JᵢᵀR. Weights are numbered along the flattened leaves
+of the network. At a site of kind "dense" or "conv" the gradient of one output is aᵀg, summed over the positions that share the weight, with
+a the inputs of the map and g the cotangents of its outputs: both are recorded in one pass through the network, so that nothing of size
+rows × outputs × weights is ever formed unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree, sites
+from aleator._cache import cached
+from aleator._errors import MethodError, message
+from aleator._typing import Array, Tree
+from aleator.data import Batch
+from aleator.model import random_rows, rows_of
+
+
+class Block(NamedTuple):
+    """One weight with its bias, as a matrix (a, b): a inputs (the last of them the constant 1 where there is a bias), b outputs.
+
+    names: the equations that use it. numbers (a, b): where its entries are among the flattened weights. constant: what the network
+    multiplies the weight by. positions: how often one row uses it.
+    """
+
+    names: tuple[str, ...]
+    numbers: np.ndarray
+    bias: bool
+    constant: float
+    positions: int
+
+
+class Layout(NamedTuple):
+    """How the chosen weights are covered. size: P, of all weights. blocks: matrices at sites. rest: numbers of the other chosen ones.
+    direct: there is one block, and its outputs are the network's own."""
+
+    size: int
+    blocks: tuple[Block, ...]
+    rest: np.ndarray
+    direct: bool
+
+
+class Taps(NamedTuple):
+    """One pass through a network. outputs (n, k); inputs: by block, (n, positions, a); pull(cotangents (r, n, k)) → by block (r, n, positions, b)."""
+
+    outputs: Array
+    inputs: tuple[Array, ...]
+    pull: Callable[[Array], tuple[Array, ...]]
+
+
+# ---- where the weights are ----------------------------------------------------------------------------------------------------------
+
+
+def flat(weights: Tree) -> jax.Array:
+    """All leaves as one vector (P,)."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(weights)])
+
+
+def unflat(vector: Array, like: Tree) -> Tree:
+    leaves, structure = jax.tree.flatten(like)
+    parts = jnp.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)])
+
+
+def offsets(weights: Tree) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Path → (number of its first entry, shape)."""
+    leaves = jax.tree.leaves(weights)
+    starts = np.cumsum([0] + [int(np.prod(leaf.shape)) for leaf in leaves])
+    return {path: (int(start), tuple(leaf.shape)) for path, start, leaf in zip(_tree.paths(weights), starts, leaves, strict=False)}
+
+
+@cached
+def layout(model: Any, signature: Any, chosen: tuple[str, ...] | None = None) -> Layout:
+    """Blocks for the weights under `chosen` paths (None: all) of a model's network at inputs of this signature."""
+    weights = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
+    where = offsets(weights)
+    size = sum(int(np.prod(shape)) for _, shape in where.values())
+    paths = set(where) if chosen is None else set(chosen)
+    rows = rows_of(signature)
+    apply = lambda w, x, key: model.apply(w, x, key)
+    found = sites.find(apply, weights, rows)
+    index = _indices(apply, weights, rows)
+    blocks, covered = [], set()
+    for path in dict.fromkeys(site.path for site in found.sites):
+        own = [site for site in found.sites if site.path == path]
+        block = _block(own, index, where) if path in paths else None
+        biases = {site.bias_path for site in own}
+        if block is None or not biases <= paths | {None}:
+            continue
+        blocks.append(block)
+        covered |= {path} | (biases - {None})
+    numbers = [np.arange(start, start + int(np.prod(shape))) for path, (start, shape) in where.items() if path in paths - covered]
+    plan = Layout(size, tuple(blocks), np.concatenate([np.zeros(0, int), *numbers]).astype(np.int32), False)
+    return plan._replace(direct=_is_direct(model, weights, rows, plan))
+
+
+def _is_direct(model: Any, weights: Tree, rows: Tree, plan: Layout) -> bool:
+    """Whether a cotangent of the network's outputs is that of the only block: tried with random numbers."""
+    if len(plan.blocks) != 1 or plan.blocks[0].positions != 1 or len(plan.rest):
+        return False
+    key_weights, key_x, key_push = jax.random.split(jax.random.key(0), 3)
+
+    def back(w: Tree, x: Tree) -> tuple[Array, Array]:
+        seen = tap(model, w, x, plan)
+        push = jax.random.normal(key_push, (1, *seen.outputs.shape), seen.outputs.dtype)
+        return push[0], seen.pull(push)[0][0, :, 0]
+
+    push, pulled = jax.jit(back)(random_rows(key_weights, weights), random_rows(key_x, rows))
+    return push.shape == pulled.shape and bool(jnp.array_equal(push, pulled))
+
+
+def _indices(apply: Callable, weights: Tree, rows: Tree) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """For each equation: which entries of its leaf its weight is made of, the constant they are multiplied by, and the same for its bias.
+
+    Numbers are sent along the way of the weights, so that any transposition, reshape or slice of the network's is followed.
+    """
+
+    def run(zeros: Tree, x: Tree) -> dict:
+        number = jax.tree.map(lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), zeros)
+        ones = jax.tree.map(jnp.ones_like, zeros)
+
+        def note(key: Any, site: sites.Site, inputs: Array, operands: sites.Operands, compute: Callable) -> tuple[Array, Any]:
+            out = compute(inputs, operands.weight[0], None if operands.bias is None else operands.bias[0])
+            return out, (operands.weight[1:], None if operands.bias is None else operands.bias[1])
+
+        return sites.replay(None, apply, zeros, x, note, companions=(number, ones), powers=(0, 1))[1]
+
+    with jax.enable_x64(True):  # numbers beyond 2²⁴ are not whole in single precision
+        blank = lambda tree: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype if leaf.dtype.kind != "f" else np.float64), tree)
+        records = jax.jit(run)(blank(weights), blank(rows))
+    tidy: dict[str, Any] = {}
+    for name, ((number, ones), bias) in records.items():
+        tidy[name] = (
+            np.rint(np.asarray(number)).astype(int),
+            np.asarray(ones),
+            None if bias is None else np.rint(np.asarray(bias)).astype(int),
+        )
+    return tidy
+
+
+def _block(own: list[sites.Site], index: dict[str, Any], where: dict[str, Any]) -> Block | None:
+    """The block of one leaf; None where its uses do not make one matrix: look-ups, scans, groups, slices, different readings."""
+    matrices, constants = [], []
+    for site in own:
+        usable = site.kind in ("dense", "conv") and "scan" not in site.place and site.example_axis is not None
+        if not usable or site.output_example_axis is None or site.name not in index:
+            return None
+        number, constant, bias = index[site.name]
+        if site.kind == "conv" and site.weight_shape[site.weight_unit_axes[0]] != site.input_shape[site.unit_axes[0]]:
+            return None  # groups
+        start, shape = where[site.path]
+        if number.size != int(np.prod(shape)) or np.ptp(constant) != 0.0 or constant.flat[0] == 0.0:
+            return None
+        matrix = start + np.transpose(number, (*_inputs_of(site), *site.weight_out_axes)).reshape(-1, _num_outputs(site))
+        if site.bias_path is not None:
+            first, bias_shape = where[site.bias_path]
+            if bias.size != int(np.prod(bias_shape)) or bias.size != matrix.shape[1]:
+                return None
+            matrix = np.concatenate([matrix, first + bias.reshape(1, -1)])
+        matrices.append(matrix)
+        constants.append(float(constant.flat[0]))
+    same = all(m.shape == matrices[0].shape and np.array_equal(m, matrices[0]) for m in matrices) and len(set(constants)) == 1
+    if not same or len({site.bias_path for site in own}) > 1:
+        return None
+    return Block(
+        tuple(site.name for site in own), matrices[0].astype(np.int32), own[0].bias_path is not None, constants[0], own[0].positions
+    )
+
+
+def _inputs_of(site: sites.Site) -> tuple[int, ...]:
+    """Axes of the weight that number the inputs of its matrix: units in the order of the inputs' axes, then (convolutions) the window."""
+    if site.kind == "dense":
+        return site.weight_unit_axes
+    return tuple(axis for axis in range(len(site.weight_shape)) if axis not in site.weight_out_axes)
+
+
+def _num_outputs(site: sites.Site) -> int:
+    return int(np.prod([site.weight_shape[axis] for axis in site.weight_out_axes])) if site.weight_out_axes else 1
+
+
+# ---- one pass through the network ---------------------------------------------------------------------------------------------------
+
+
+def tap(model: Any, weights: Tree, x: Tree, plan: Layout) -> Taps:
+    """Run the network once, noting the inputs of every block and keeping the way back to the outputs of its maps."""
+    apply = lambda w, rows, key: model.apply(w, rows, key)
+    named = {name: number for number, block in enumerate(plan.blocks) for name in block.names}
+    shapes = {site.name: site for site in sites.find(apply, weights, x).sites if site.name in named}
+    num_rows = _tree.rows(x)
+    dtype = jnp.result_type(*jax.tree.leaves(weights))
+    zeros = {name: jnp.zeros(site.output_shape, dtype) for name, site in shapes.items()}
+
+    def run(pushes: dict) -> tuple[Array, dict]:
+        def note(key: Any, site: sites.Site, inputs: Array, operands: sites.Operands, compute: Callable) -> tuple[Array, Any]:
+            out = compute(inputs, operands.weight[0], None if operands.bias is None else operands.bias[0])
+            if site.name not in named:
+                return out, None
+            block = plan.blocks[named[site.name]]
+            return out + pushes[site.name], _patches(site, inputs, operands.weight[0], compute, num_rows, block)
+
+        return sites.replay(None, apply, weights, x, note)
+
+    outputs, pull, records = jax.vjp(run, zeros, has_aux=True)
+
+    def back(cotangents: Array) -> tuple[Array, ...]:
+        cotangents_by_site = jax.vmap(lambda c: pull(c)[0])(cotangents)
+        parts: list[list[Array]] = [[] for _ in plan.blocks]
+        for name, value in cotangents_by_site.items():
+            order = (0, *(1 + axis for axis in shapes[name].output_order()))
+            block = plan.blocks[named[name]]
+            parts[named[name]].append(jnp.transpose(value, order).reshape(len(value), num_rows, -1, block.numbers.shape[1]))
+        return tuple(jnp.concatenate(part, axis=2) for part in parts)
+
+    inputs = tuple(jnp.concatenate([records[name] for name in block.names], axis=1) for block in plan.blocks)
+    return Taps(outputs, inputs, back)
+
+
+def _patches(site: sites.Site, inputs: Array, weight: Array, compute: Callable, num_rows: int, block: Block) -> Array:
+    """What the rows of the block's matrix are multiplied with, (n, positions, a)."""
+    number = block.numbers.shape[0] - block.bias
+    if site.kind == "dense":
+        seen = jnp.transpose(inputs, site.input_order()).reshape(num_rows, -1, number)
+    else:
+        # A kernel that passes every place of its window on to a channel of its own gives the patches in the network's own layout.
+        axes = _inputs_of(site)
+        unit = jnp.eye(number, dtype=weight.dtype).reshape(*(weight.shape[axis] for axis in axes), number)
+        seen = compute(inputs, jnp.moveaxis(unit, -1, site.weight_out_axes[0]))
+        seen = jnp.transpose(seen, site.output_order()).reshape(num_rows, -1, number)
+    seen = block.constant * seen
+    return jnp.concatenate([seen, jnp.ones((*seen.shape[:2], 1), seen.dtype)], axis=2) if block.bias else seen
+
+
+def gradients(inputs: Array, cotangents: Array) -> Array:
+    """(r, n, a, b): gradients of r functions of each row in one block."""
+    return jnp.einsum("nta,rntb->rnab", inputs, cotangents)
+
+
+def jacobian(model: Any, weights: Tree, x: Tree, index: np.ndarray) -> Array:
+    """∂f/∂w at each row for the weights with these numbers, (n, k, len(index)), by one backward pass an output and row."""
+    vector = flat(weights)
+
+    def one(row: Tree) -> Array:
+        def outputs(part: Array) -> Array:
+            whole = unflat(vector.at[index].set(part), weights)
+            return model.apply(whole, jax.tree.map(lambda leaf: leaf[None], row), None)[0]
+
+        return jax.jacrev(outputs)(vector[index])
+
+    return jax.vmap(one)(x)
+
+
+def roots(kind: str, model: Any, outputs: Array, batch: Batch, extra: dict) -> Array:
+    """Cotangents R (r, n, k) whose squared pull-backs add up to the curvature: roots of the Fisher information ("ggn"), or the gradient of
+    the log-likelihood itself ("empirical"). Rows weigh as they do in the likelihood; padding weighs nothing."""
+    if kind == "ggn":
+        root = jnp.moveaxis(model.likelihood.information_root(outputs, extra), -1, 0)
+    else:
+        total = lambda f: jnp.sum(model.likelihood.log_prob(f, batch.y, extra))
+        root = jax.grad(total)(outputs)[None]
+    weight = row_weights(batch, outputs.dtype)
+    return jnp.where(weight[:, None] > 0, root, 0.0) * jnp.sqrt(weight)[:, None]
+
+
+def row_weights(batch: Batch, dtype: Any) -> Array:
+    """(n,): weights of the rows, 0 for padding."""
+    number = _tree.rows(batch.x)
+    weight = jnp.ones(number, dtype) if batch.weight is None else jnp.asarray(batch.weight, dtype)
+    return jnp.where(jnp.asarray(batch.index) >= 0, weight, 0.0) if batch.padded else weight
+
+
+# ---- sums over a batch ----------------------------------------------------------------------------------------------------------------
+
+
+class Factors(NamedTuple):
+    """Kronecker factors of each block and squares of the rest. inputs (a, a): Σ aaᵀ; outputs (b, b): Σ ggᵀ; rest (m,)."""
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    rest: Array
+
+
+def factors(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, reduce: bool) -> Factors:
+    """Sums over one batch. Expand (reduce=False): every position counts as a row of its own; exact for one position. Reduce: inputs are
+    averaged and cotangents summed over positions first; exact where the network averages over them linearly."""
+    seen = tap(model, weights, batch.x, plan)
+    weight = row_weights(batch, seen.outputs.dtype)
+    if plan.direct and kind == "ggn":
+        a = seen.inputs[0][:, 0]
+        total = model.likelihood.total_information(jnp.where(weight[:, None] > 0, seen.outputs, 0.0), extra, weight)
+        return Factors((jnp.einsum("n,na,nc->ac", weight, a, a),), (total,), jnp.zeros(0, a.dtype))
+    cotangents = roots(kind, model, seen.outputs, batch, extra)
+    pulled = seen.pull(cotangents)
+    inputs, outputs = [], []
+    for a, g in zip(seen.inputs, pulled, strict=True):
+        if reduce:
+            a, g = a.mean(axis=1, keepdims=True), g.sum(axis=2, keepdims=True)
+        inputs.append(jnp.einsum("n,nta,ntc->ac", weight, a, a))
+        outputs.append(jnp.einsum("rntb,rntc->bc", g, g))
+    return Factors(tuple(inputs), tuple(outputs), _rest(model, weights, batch, plan, cotangents))
+
+
+def corrected(
+    model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, bases: tuple[tuple[Array, Array], ...]
+) -> tuple[tuple[Array, ...], Array]:
+    """Σ (UᵀGV)² by block (a, b) in the given bases, and the rest: second moments of the gradients along Kronecker eigenvectors."""
+    seen = tap(model, weights, batch.x, plan)
+    cotangents = roots(kind, model, seen.outputs, batch, extra)
+    sums = []
+    for a, g, (left, right) in zip(seen.inputs, seen.pull(cotangents), bases, strict=True):
+        a, g = a @ left, g @ right
+        if a.shape[1] == 1:
+            sums.append(jnp.einsum("na,rnb->ab", a[:, 0] ** 2, g[:, :, 0] ** 2))
+        else:
+            sums.append(jnp.sum(gradients(a, g) ** 2, axis=(0, 1)))
+    return tuple(sums), _rest(model, weights, batch, plan, cotangents)
+
+
+def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str) -> Array:
+    """The diagonal of the curvature over one batch, (P,), zero where a weight was not chosen."""
+    seen = tap(model, weights, batch.x, plan)
+    cotangents = roots(kind, model, seen.outputs, batch, extra)
+    out = jnp.zeros(plan.size, seen.outputs.dtype)
+    for block, a, g in zip(plan.blocks, seen.inputs, seen.pull(cotangents), strict=True):
+        single = a.shape[1] == 1
+        squares = jnp.einsum("na,rnb->ab", a[:, 0] ** 2, g[:, :, 0] ** 2) if single else jnp.sum(gradients(a, g) ** 2, axis=(0, 1))
+        out = out.at[block.numbers.ravel()].set(squares.ravel())
+    return out.at[plan.rest].set(_rest(model, weights, batch, plan, cotangents)) if len(plan.rest) else out
+
+
+def dense(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarray, kind: str) -> Array:
+    """The curvature of the weights with these numbers over one batch, (m, m)."""
+    outputs = model.apply(weights, batch.x, None)
+    root = roots(kind, model, outputs, batch, extra)
+    rows = jnp.einsum("rnk,nkp->rnp", root, jacobian(model, weights, batch.x, index)).reshape(-1, len(index))
+    return rows.T @ rows
+
+
+def product(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarray, kind: str, vectors: Array) -> Array:
+    """Curvature times vectors (m, q) over one batch, without forming it: forward, through Λ, and back."""
+    vector = flat(weights)
+    apply = lambda part: model.apply(unflat(vector.at[index].set(part), weights), batch.x, None)
+    outputs, forward = jax.linearize(apply, vector[index])
+    backward = jax.linear_transpose(forward, vector[index])
+    root = roots(kind, model, outputs, batch, extra)
+
+    def one(v: Array) -> Array:
+        inner = jnp.einsum("rnk,nk->rn", root, forward(v))
+        return backward(jnp.einsum("rnk,rn->nk", root, inner))[0]
+
+    return jax.vmap(one, in_axes=1, out_axes=1)(vectors)
+
+
+def _rest(model: Any, weights: Tree, batch: Batch, plan: Layout, cotangents: Array) -> Array:
+    """Σ of squared gradients for the weights outside blocks, (m,)."""
+    if not len(plan.rest):
+        return jnp.zeros(0, cotangents.dtype)
+    each = jnp.einsum("rnk,nkp->rnp", cotangents, jacobian(model, weights, batch.x, plan.rest))
+    return jnp.sum(each**2, axis=(0, 1))
+
+
+# ---- functions of the outputs -----------------------------------------------------------------------------------------------------------
+
+
+def function_covariance(model: Any, weights: Tree, x: Tree, plan: Layout, operator: Any, many: bool = False) -> tuple[Array, Array]:
+    """(f (n, k), JΣJᵀ (n, k, k)) for Σ in blocks as `plan` has them, the rest last: outer products at sites, never rows × outputs × weights
+    where one position uses the weight. many: variances alone, (n, k)."""
+    seen = tap(model, weights, x, plan)
+    n, k = seen.outputs.shape
+    if plan.direct:
+        return seen.outputs, operator.operators[0].rows(seen.inputs[0][:, 0], many)
+    if many:
+        return seen.outputs, _function_variance(model, weights, x, plan, operator, seen)
+    eye = jnp.broadcast_to(jnp.eye(k, dtype=seen.outputs.dtype)[:, None, :], (k, n, k))
+    total = jnp.zeros((n, k, k), seen.outputs.dtype)
+    for part, a, g in zip(operator.operators, seen.inputs, seen.pull(eye), strict=False):
+        if a.shape[1] == 1:
+            total = total + part.outer(a[:, 0], jnp.swapaxes(g[:, :, 0], 0, 1))
+        else:
+            total = total + part.gradients(jnp.swapaxes(gradients(a, g), 0, 1))
+    if len(plan.rest):
+        total = total + operator.operators[-1].sandwich(jacobian(model, weights, x, plan.rest))
+    return seen.outputs, total
+
+
+def _function_variance(model: Any, weights: Tree, x: Tree, plan: Layout, operator: Any, seen: Taps) -> Array:
+    """(n, k), one output at a time."""
+    n, k = seen.outputs.shape
+
+    def one(c: Array) -> Array:
+        pulled = seen.pull(jnp.broadcast_to(jax.nn.one_hot(c, k, dtype=seen.outputs.dtype), (1, n, k)))
+        total = jnp.zeros((n, 1, 1), seen.outputs.dtype)
+        for part, a, g in zip(operator.operators, seen.inputs, pulled, strict=False):
+            single = a.shape[1] == 1
+            total = total + (
+                part.outer(a[:, 0], jnp.swapaxes(g[:, :, 0], 0, 1)) if single else part.gradients(jnp.swapaxes(gradients(a, g), 0, 1))
+            )
+        return total[:, 0, 0]
+
+    variance = jnp.swapaxes(jax.lax.map(one, jnp.arange(k)), 0, 1)
+    if len(plan.rest):
+        full = operator.operators[-1].sandwich(jacobian(model, weights, x, plan.rest))
+        variance = variance + jnp.diagonal(full, axis1=1, axis2=2)
+    return variance
+
+
+def choose(model: Any, signature: Any, subset: Any) -> tuple[str, ...] | None:
+    """Paths of the chosen leaves: None for "all"; of the last site for "last_layer"; of the given patterns otherwise."""
+    import fnmatch
+
+    weights = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
+    paths = _tree.paths(weights)
+    if subset == "all":
+        return None
+    if subset == "last_layer":
+        found = sites.find(lambda w, x, key: model.apply(w, x, key), weights, rows_of(signature))
+        if not found.sites:
+            raise MethodError(
+                message("There is no last layer.", "a network without linear maps", "at least one", "use subset='all' or paths of weights")
+            )
+        last = found.sites[-1]
+        return tuple(path for path in paths if path in (last.path, last.bias_path))
+    patterns = (subset,) if isinstance(subset, str) else tuple(subset)
+    chosen = tuple(path for path in paths if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns))
+    if not chosen:
+        raise MethodError(
+            message("No weights are chosen.", f"subset={subset!r}", f"paths among {paths}", "pass 'all', 'last_layer' or patterns of paths")
+        )
+    return chosen

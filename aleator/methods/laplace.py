@@ -1,0 +1,789 @@
+"""Laplace: a Gaussian at the mode, with the curvature of the log joint there as its precision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree, curvature
+from aleator._errors import MethodError, message
+from aleator._typing import Array, Key, Tree
+from aleator.data import Batch
+from aleator.likelihoods import Gaussian as GaussianLikelihood
+from aleator.linalg import Blocks, Complement, Diagonal, KroneckerEigen, Root, cholesky
+from aleator.loop import Algorithm, Phase
+from aleator.methods._method import Card, Method, check_positive
+from aleator.methods.map import MAP
+from aleator.model import Supervised
+from aleator.posterior import Gaussian, Linearised, Posterior, Score
+
+STRUCTURES = ("full", "kron", "ekfac", "diag", "lowrank")
+CURVATURES = ("auto", "ggn", "empirical", "hessian")
+TUNE = ("none", "prior", "layer", "parameter")
+SMALL = 2000  # parameters up to which a full Laplace runs in double precision and polishes its mode
+NEWTON = 5  # steps of that polish at most
+OVERSAMPLE = 10  # directions beside the wanted ones in the search for the leading eigenvectors
+PASSES = 3  # of that search over the data
+PASS_BYTES = 2**28  # of gradients and inputs alive at once in a pass over the data
+
+
+class Sums(NamedTuple):
+    """What passes over the data add up. curvature: as the structure has it. log_likelihood; gradient (P,) of it, where the mode is polished;
+    residual: Σ ((y − f)/σ)², where there is a Gaussian noise; mass: Σ weights."""
+
+    curvature: Any
+    log_likelihood: Array
+    gradient: Array
+    residual: Array
+    mass: Array
+
+
+class Best(NamedTuple):
+    """The best point of the polish so far, and what is known there; damping of the next step."""
+
+    params: Tree
+    log_joint: Array
+    sums: Sums
+    damping: Array
+
+
+class State(NamedTuple):
+    """inner: of the search for the mode. params: where curvature is taken. basis: directions learned between passes. best: with a polish."""
+
+    inner: Any
+    params: Tree
+    sums: Sums
+    basis: Any
+    best: Any
+
+
+class Info(NamedTuple):
+    """log_likelihood: of the rows so far, in a pass; of all rows (estimated) on the way to the mode."""
+
+    log_likelihood: Array
+
+
+class Plan(NamedTuple):
+    """What is done to a target. index: numbers of the weights that get a distribution. layout: of these, in blocks. paths: their leaves. number: of
+    weights to choose among them (a subnetwork), or None."""
+
+    structure: str
+    kind: str
+    reduce: bool
+    index: np.ndarray
+    layout: curvature.Layout
+    paths: tuple[str, ...] | None
+    rank: int
+    polish: bool
+    number: int | None
+
+
+# ---- passes over the data -------------------------------------------------------------------------------------------------------------
+
+
+def empty(plan: Plan, dtype: Any) -> Any:
+    """The zero curvature."""
+    m, blocks = len(plan.index), plan.layout.blocks
+    zero = lambda *shape: jnp.zeros(shape, dtype)
+    if plan.number is not None:
+        return zero(plan.number, plan.number), zero(plan.layout.size)
+    if plan.structure == "full":
+        return zero(m, m)
+    if plan.structure == "diag":
+        return zero(plan.layout.size)
+    if plan.structure == "lowrank":
+        return zero(m, min(m, plan.rank + OVERSAMPLE))
+    sides = curvature.Factors(
+        tuple(zero(b.numbers.shape[0], b.numbers.shape[0]) for b in blocks),
+        tuple(zero(b.numbers.shape[1], b.numbers.shape[1]) for b in blocks),
+        zero(len(plan.layout.rest)),
+    )
+    eigenvalues = tuple(zero(*b.numbers.shape) for b in blocks) if plan.structure == "ekfac" else ()
+    return sides, eigenvalues
+
+
+def add(state: State, batch: Batch, model: Any, plan: Plan, second: bool = False) -> tuple[State, Info]:
+    """One batch more. second: the second pass of ekfac, along the eigenvectors that the first one gave, or over a subnetwork."""
+    sums, params = state.sums, state.params
+    if sums.log_likelihood.dtype == jnp.float64:  # before anything is computed from them
+        batch = dataclasses.replace(batch, x=_tree.as_float64(batch.x), y=_tree.as_float64(batch.y))
+    weights, extra = model.weights(params), model.extra(params)
+    held = sums.curvature
+    if plan.number is not None and second:
+        held = (held[0] + curvature.dense(model, weights, batch, extra, state.basis, plan.kind), held[1])
+    elif plan.number is not None:
+        held = (held[0], held[1] + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind))
+    elif plan.structure == "full":
+        held = held + curvature.dense(model, weights, batch, extra, plan.index, plan.kind)
+    elif plan.structure == "diag":
+        held = held + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind)
+    elif plan.structure == "lowrank":
+        scale = state.basis[1]
+        seen = curvature.product(model, weights, batch, extra, plan.index, plan.kind, scale[:, None] * state.basis[0])
+        held = held + scale[:, None] * seen
+    elif second:
+        eigenvalues, _ = curvature.corrected(model, weights, batch, extra, plan.layout, plan.kind, state.basis)
+        held = (held[0], jax.tree.map(jnp.add, held[1], eigenvalues))
+    else:
+        now = curvature.factors(model, weights, batch, extra, plan.layout, plan.kind, plan.reduce)
+        held = (jax.tree.map(jnp.add, held[0], now), held[1])
+    if second:
+        return state._replace(sums=sums._replace(curvature=held)), Info(sums.log_likelihood)
+    total = lambda w: batch.weighted_sum(model.likelihood.log_prob(model.apply(w, batch.x, None), batch.y, extra))
+    if plan.polish:
+        value, slope = jax.value_and_grad(total)(weights)
+        gradient = sums.gradient + curvature.flat(slope)
+    else:
+        value, gradient = total(weights), sums.gradient
+    residual = sums.residual
+    if isinstance(model.likelihood, GaussianLikelihood):
+        squares = jnp.sum(((batch.y - model.apply(weights, batch.x, None)) / extra["scale"]) ** 2, axis=1)
+        residual = residual + batch.weighted_sum(squares)
+    mass = sums.mass + jnp.sum(curvature.row_weights(batch, value.dtype))
+    sums = Sums(held, sums.log_likelihood + value, gradient, residual, mass)
+    return state._replace(sums=sums), Info(sums.log_likelihood)
+
+
+def keep(best: Best, params: Tree, log_joint: Array, sums: Sums) -> Best:
+    """The better of two points; steps are damped after a failure, less and less after successes."""
+    better = log_joint >= best.log_joint
+    damping = jnp.where(better, 0.1 * best.damping, jnp.maximum(10.0 * best.damping, 1.0))
+    new = jax.tree.map(lambda a, b: jnp.where(better, a, b), (params, log_joint, sums), tuple(best[:3]))
+    return Best(new[0], new[1], new[2], damping)
+
+
+def newton(state: State, target: Any, plan: Plan, blank: Sums, last: bool) -> tuple[State, Info]:
+    """Keep the point if it is better than the best, then step from the best one: θ + (H + Π + μ·diag Π)⁻¹∇log joint, μ raised where a step
+    failed. For a linear model with Gaussian noise one step ends at the mode."""
+    best = keep(state.best, state.params, state.sums.log_likelihood + target.log_prior(state.params), state.sums)
+    if last:
+        return state._replace(params=best.params, sums=best.sums, best=best), Info(best.sums.log_likelihood)
+    precision, slope = prior_curvature(target, best.params, plan.index)
+    gradient = best.sums.gradient[plan.index] + slope
+    matrix = best.sums.curvature + jnp.diag(precision * (1.0 + best.damping))
+    step = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), gradient)
+    network = best.params["network"]
+    moved = curvature.unflat(curvature.flat(network).at[plan.index].add(jnp.where(jnp.isfinite(step), step, 0.0)), network)
+    return state._replace(params=best.params | {"network": moved}, sums=blank, best=best), Info(best.sums.log_likelihood)
+
+
+def turn(state: State, plan: Plan, scale: Callable[[Tree], Array], blank: Sums) -> tuple[State, Info]:
+    """Between passes: eigenvectors of the whitened factors (ekfac), or an orthonormal basis of what the curvature made of the last one."""
+    info = Info(state.sums.log_likelihood)
+    if plan.number is not None:
+        variance = 1.0 / (state.sums.curvature[1][plan.index] + scale(state.params) ** -2)
+        chosen = jnp.asarray(plan.index)[jax.lax.top_k(variance, plan.number)[1]]
+        return state._replace(basis=jnp.sort(chosen)), info
+    if plan.structure == "ekfac":
+        s = scale(state.params)
+        sides, _ = state.sums.curvature
+        bases = []
+        for block, inner, outer in zip(plan.layout.blocks, sides.inputs, sides.outputs, strict=True):
+            rows = row_scales(s, block, plan.layout.size, plan.index)
+            bases.append((rows[:, None] * jnp.linalg.eigh(rows[:, None] * inner * rows)[1], jnp.linalg.eigh(outer)[1]))
+        return state._replace(basis=tuple(bases)), info
+    vectors = jnp.linalg.qr(state.sums.curvature)[0]
+    return state._replace(basis=(vectors, state.basis[1]), sums=blank), info
+
+
+def prior_curvature(target: Any, params: Tree, index: np.ndarray) -> tuple[Array, Array]:
+    """(−∂²log p(w)/∂w², ∂log p(w)/∂w) for the weights with these numbers, (m,) each; priors here are products over weights."""
+    log_prior = lambda network: target.log_prior(params | {"network": network})
+    slope, change = jax.jvp(jax.grad(log_prior), (params["network"],), (jax.tree.map(jnp.ones_like, params["network"]),))
+    return -curvature.flat(change)[index], curvature.flat(slope)[index]
+
+
+def row_scales(scale: Array, block: curvature.Block, size: int, index: np.ndarray) -> Array:
+    """Prior scales (a,) of the rows of a block: geometric means over its columns, which in most priors are all equal."""
+    place = np.zeros(size, np.int32)
+    place[index] = np.arange(len(index))
+    return jnp.exp(jnp.mean(jnp.log(scale[place[block.numbers]]), axis=1))
+
+
+# ---- the method -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Laplace(Method):
+    """q(θ) = N(θ*, (H + Π)⁻¹): H the curvature of −log p(D|θ) at the mode θ*, Π that of −log p(θ).
+
+    structure: "full", "kron" (a Kronecker product a layer), "ekfac" (its eigenvalues corrected in a second pass), "diag", "lowrank" (the
+    `rank` leading directions; the prior elsewhere). subset: "all", "last_layer", patterns of paths, or al.Subnetwork(n): the n weights
+    with the largest marginal variance. curvature: "ggn" (Gauss–Newton with the Fisher information of the likelihood), "empirical"
+    (squared gradients), "hessian" (exact; full structure, over all parameters), "auto": ggn for networks, hessian for bare densities and
+    programs. predictive: "linearised" (of the network linearised at θ*, Gaussian in its outputs) or "sampled" (draws of weights). link: how
+    linearised class logits become probabilities: "monte_carlo", "probit" or "bridge". tune: what the marginal likelihood sets after the
+    fit: "none", one factor of the "prior" precision, one a "layer", or one a "parameter" (diag); tune_noise: the Gaussian noise as well.
+
+    Without `init` the mode is searched by `base` first. A full Laplace of up to 2,000 parameters polishes its mode by damped Newton steps.
+    """
+
+    structure: str = "kron"
+    subset: Any = "all"
+    curvature: str = "auto"
+    predictive: str = "linearised"
+    link: str = "monte_carlo"
+    tune: str = "none"
+    tune_noise: bool = False
+    num_tune_steps: int = 200
+    rank: int = 50
+    reduce: bool = False
+    batch_size: int | None = None
+    byte_budget: int = 2**32
+    base: Method = dataclasses.field(default_factory=MAP)
+
+    card: ClassVar[Card] = Card(
+        name="Laplace",
+        summary="A Gaussian at the mode: cheap uncertainty for a network that is already trained, and an estimate of its evidence.",
+        model_class="any network and likelihood; bare densities and programs with the exact Hessian",
+        criterion="the second derivatives of the log joint at its mode",
+        search="MAP, then one pass over the data",
+        cost="one backward pass an output and row; P² memory (full), Σ a² + b² (kron), P (diag)",
+        needs="a mode: a differentiable log joint, trained until its gradient is small",
+        references=(
+            "MacKay, A practical Bayesian framework for backpropagation networks, 1992",
+            "Ritter, Botev and Barber, A scalable Laplace approximation for neural networks, 2018",
+            "Daxberger et al., Laplace redux: effortless Bayesian deep learning, 2021",
+            "Immer et al., Scalable marginal likelihood estimation for model selection in deep learning, 2021",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        choices = {"structure": STRUCTURES, "curvature": CURVATURES, "predictive": ("linearised", "sampled"), "tune": TUNE}
+        for name, allowed in (choices | {"link": ("monte_carlo", "probit", "bridge")}).items():
+            if getattr(self, name) not in allowed:
+                raise MethodError(
+                    message(f"Laplace({name}=…) cannot be used.", repr(getattr(self, name)), f"one of {allowed}", "choose one")
+                )
+        check_positive(self, "num_tune_steps", "rank", "batch_size", "byte_budget", whole=True)
+        if not isinstance(self.base, Method) or self.base.holdout:
+            raise MethodError(
+                message(
+                    "Laplace cannot search its mode this way.",
+                    repr(self.base),
+                    "a method without held-out rows, such as al.MAP()",
+                    "fit it first and pass init=fit",
+                )
+            )
+        if self.tune == "parameter" and self.structure != "diag":
+            raise MethodError(
+                message("A factor for each parameter needs a diagonal.", f"structure={self.structure!r}", "'diag'", "use tune='layer'")
+            )
+        if self.tune == "layer" and self.structure == "lowrank":
+            raise MethodError(message("A low-rank Laplace has one prior factor.", "tune='layer'", "'prior'", "use tune='prior'"))
+        if self.curvature == "hessian" and (self.structure != "full" or self.subset != "all" or self.tune != "none" or self.tune_noise):
+            raise MethodError(
+                message(
+                    "The exact Hessian is taken of all parameters.",
+                    f"structure={self.structure!r}, subset={self.subset!r}, tune={self.tune!r}",
+                    "structure='full', subset='all', tune='none'",
+                    "use curvature='ggn'",
+                )
+            )
+
+    def departures(self) -> list[str]:
+        return []
+
+    def build(self, target: Any) -> Algorithm:
+        network = isinstance(target.model, Supervised) and target.model.minibatch
+        kind = self.curvature if self.curvature != "auto" else "ggn" if network else "hessian"
+        if kind != "hessian" and not network:
+            raise MethodError(
+                message(
+                    f"curvature={kind!r} needs a network and a likelihood.",
+                    "a bare density or a program",
+                    "al.BNN or al.LinearModel",
+                    "use curvature='hessian'",
+                )
+            )
+        return self._exact(target) if kind == "hessian" else self._network(target, kind)
+
+    def _network(self, target: Any, kind: str) -> Algorithm:
+        model = target.model
+        plan = _plan(self, target, kind)
+        _check_model(model, target, self, plan)
+        double = plan.structure == "full" and len(plan.index) <= SMALL
+        with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
+            inner = self.base.build(target)
+        dtype = jnp.float64 if double else jnp.float32
+        blank = lambda: Sums(
+            empty(plan, dtype), *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.polish else 0,), (), ()))
+        )
+
+        def scale(params: Tree) -> Array:
+            return 1.0 / jnp.sqrt(_positive(prior_curvature(target, params, plan.index)[0], 1.0))
+
+        def init(key: Key, start: Tree) -> State:
+            key_inner, key_basis = jax.random.split(key)
+            start = _tree.as_float64(start) if double else start  # a user's own parameters are single
+            basis: Any = ()
+            if plan.structure == "lowrank":
+                width = min(len(plan.index), plan.rank + OVERSAMPLE)
+                basis = (jnp.linalg.qr(jax.random.normal(key_basis, (len(plan.index), width), dtype))[0], scale(start))
+            if plan.number is not None:
+                basis = jnp.arange(plan.number, dtype=jnp.int32)
+            elif plan.structure == "ekfac":
+                basis = tuple(tuple(jnp.zeros((size, size), dtype) for size in block.numbers.shape) for block in plan.layout.blocks)
+            best = Best(start, jnp.asarray(-jnp.inf, dtype), blank(), jnp.zeros((), dtype)) if plan.polish else ()
+            return State(inner.init(key_inner, start), start, blank(), basis, best)
+
+        def arrive(key: Key, state: State, batch: None) -> tuple[State, Info]:
+            params = inner.position(state.inner)
+            basis = (state.basis[0], scale(params)) if plan.structure == "lowrank" else state.basis
+            return state._replace(params=params, basis=basis), Info(state.sums.log_likelihood)
+
+        rows = self.batch_size or _rows_per_batch(plan, target)
+        gather = lambda key, state, batch: add(state, batch, model, plan)
+        pass_over = Phase("curvature", gather, None, "once", rows)
+        between = Phase("turning", lambda key, state, batch: turn(state, plan, scale, blank()), 1, None)
+        phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
+        preliminary = len(phases)
+        if plan.polish:
+            steps = [lambda key, state, batch, last=last: newton(state, target, plan, blank(), last) for last in (False, True)]
+            for number in range(NEWTON):
+                phases += [pass_over, Phase("Newton", steps[number == NEWTON - 1], 1, None)]
+        elif plan.structure == "lowrank":
+            phases += [pass_over, between] * (PASSES - 1) + [pass_over]
+        else:
+            phases += [pass_over]
+            if plan.structure == "ekfac" or plan.number is not None:
+                again = lambda key, state, batch: add(state, batch, model, plan, second=True)
+                phases += [between, Phase("second pass", again, None, "once", rows)]
+        return Algorithm(
+            init=init,
+            phases=tuple(phases),
+            position=lambda state: state.params,
+            finish=lambda key, state, kept: _finish(self, target, plan, state),
+            preliminary=preliminary,
+            watch="log_likelihood",
+            verdict=lambda result: _verdict(result, target),
+            x64=double,
+            notes=_notes(self, plan, target),
+        )
+
+    def _exact(self, target: Any) -> Algorithm:
+        """The Hessian of the whole log joint, over all parameters."""
+        template = jax.eval_shape(target.init, jax.random.key(0))
+        size = _tree.size(template)
+        _check_bytes(3 * 8 * size**2, self, f"the Hessian of {size} parameters")
+        with jax.enable_x64(True):
+            inner = self.base.build(target)
+        batches = None if target.model is None else "full"
+
+        def init(key: Key, start: Tree) -> State:
+            start = _tree.as_float64(start)
+            number = _tree.size(start)
+            zero = jnp.zeros((), jnp.float64)
+            sums = Sums(jnp.zeros((number, number)), zero, jnp.zeros(number), zero, zero)
+            return State(inner.init(key, start), start, sums, (), Best(start, -jnp.inf + zero, sums, zero))
+
+        def arrive(key: Key, state: State, batch: None) -> tuple[State, Info]:
+            return state._replace(params=inner.position(state.inner)), Info(state.sums.log_likelihood)
+
+        def look(key: Key, state: State, batch: Batch | None, last: bool = False) -> tuple[State, Info]:
+            joint = lambda vector: target.log_joint(curvature.unflat(vector, state.params), batch)
+            at = curvature.flat(state.params)
+            value, slope = jax.value_and_grad(joint)(at)
+            hessian = -jax.hessian(joint)(at)
+            sums = Sums(0.5 * (hessian + hessian.T), value, slope, state.sums.residual, state.sums.mass)
+            best = keep(state.best, state.params, value, sums)
+            if last:
+                return state._replace(params=best.params, sums=best.sums, best=best), Info(best.log_joint)
+            # A direction in which the log joint curves up is climbed by the size of its curvature.
+            eigenvalues, vectors = jnp.linalg.eigh(best.sums.curvature)
+            size_of = jnp.maximum(jnp.abs(eigenvalues), 1e-8) * (1.0 + best.damping)
+            step = vectors @ ((vectors.T @ best.sums.gradient) / size_of)
+            moved = curvature.flat(best.params) + jnp.where(jnp.isfinite(step), step, 0.0)
+            return state._replace(params=curvature.unflat(moved, best.params), best=best), Info(best.log_joint)
+
+        once = Phase("Newton", look, 3 * NEWTON, batches)
+        end = Phase("curvature", lambda key, state, batch: look(key, state, batch, True), 1, batches)
+        phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
+        return Algorithm(
+            init=init,
+            phases=(*phases, once, end),
+            position=lambda state: state.params,
+            finish=lambda key, state, kept: _finish_exact(target, state),
+            preliminary=len(phases),
+            watch="log_likelihood",
+            verdict=lambda result: ("Complete: the mode was found and its Hessian taken, all finite.", True),
+            x64=True,
+            notes={"treatment": "Gaussian over all parameters, exact Hessian"},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Subnetwork:
+    """The `size` weights whose marginal variance under a diagonal Laplace is largest (Daxberger et al. 2021)."""
+
+    size: int
+
+
+# ---- before -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _search(inner: Algorithm) -> list[Phase]:
+    """The phases of the search for the mode, on its part of the state."""
+
+    def wrap(step: Callable) -> Callable:
+        def wrapped(key: Key, state: State, batch: Batch | None) -> tuple[State, Info]:
+            moved, info = step(key, state.inner, batch)
+            return state._replace(inner=moved), Info(getattr(info, "log_likelihood", jnp.zeros(())))
+
+        return wrapped
+
+    if inner.members is not None or inner.keep is not None:
+        raise MethodError(
+            message("The mode is searched by one run.", "a base with members or draws", "e.g. al.MAP()", "put Laplace inside the ensemble")
+        )
+    return [phase._replace(step=wrap(phase.step)) for phase in inner.phases]
+
+
+def _plan(method: Laplace, target: Any, kind: str) -> Plan:
+    model = target.model
+    number = method.subset.size if isinstance(method.subset, Subnetwork) else None
+    paths = curvature.choose(model, target.signature, "all" if number is not None else method.subset)
+    layout = curvature.layout(model, target.signature, paths)
+    index = np.sort(np.concatenate([layout.rest, *(block.numbers.ravel() for block in layout.blocks)]))
+    if number is not None and (method.structure != "full" or number > len(index)):
+        raise MethodError(
+            message(
+                "A subnetwork has a full Laplace over its weights.",
+                f"structure={method.structure!r}, {number} of {len(index)} weights",
+                f"structure='full' and at most {len(index)} weights",
+                "pass Laplace('full', subset=al.Subnetwork(n))",
+            )
+        )
+    polish = method.structure == "full" and number is None and len(index) <= SMALL and method.subset == "all" and kind == "ggn"
+    return Plan(method.structure, kind, method.reduce, index, layout, paths, method.rank, polish, number)
+
+
+def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
+    """Refuse what a Laplace over weights cannot do, and what does not fit into memory."""
+    template = jax.eval_shape(target.init, jax.random.key(0))
+    same = lambda a, b: all(x.shape == y.shape for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    weights = jax.eval_shape(model.weights, template)
+    probe = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), template)
+    plain = same(weights, template["network"]) and all(
+        bool(jnp.array_equal(a, b)) for a, b in zip(jax.tree.leaves(model.weights(probe)), jax.tree.leaves(probe["network"]), strict=True)
+    )
+    if not plain:
+        raise MethodError(
+            message(
+                "A Laplace over weights needs the weights themselves as parameters.",
+                "a non-centred prior, or weights in units of the noise",
+                "a centred form",
+                "use centred=True, or curvature='hessian'",
+            )
+        )
+    if method.tune_noise and not (isinstance(model.likelihood, GaussianLikelihood) and "log_scale" in template["likelihood"]):
+        raise MethodError(
+            message(
+                "There is no noise to tune.",
+                repr(model.likelihood),
+                "al.Gaussian() with a learned scale",
+                "drop tune_noise, or learn the scale",
+            )
+        )
+    _check_bytes(_bytes(plan), method, f"{plan.structure} curvature of {len(plan.index):,} weights")
+
+
+def _bytes(plan: Plan) -> int:
+    """What the curvature takes, with the copies that its factorisation needs, in double precision."""
+    m, blocks = len(plan.index), plan.layout.blocks
+    sides = sum(b.numbers.shape[0] ** 2 + b.numbers.shape[1] ** 2 + b.numbers.size for b in blocks)
+    numbers = {"full": m**2, "diag": m, "lowrank": m * (plan.rank + OVERSAMPLE), "kron": sides, "ekfac": 2 * sides}[plan.structure]
+    return 8 * 3 * (numbers if plan.number is None else plan.number**2 + m)
+
+
+def _check_bytes(needed: int, method: Laplace, what: str) -> None:
+    if needed > method.byte_budget:
+        raise MethodError(
+            message(
+                "This Laplace does not fit into its memory.",
+                f"{needed / 2**30:.2f} GiB for {what}",
+                f"at most byte_budget = {method.byte_budget / 2**30:.2f} GiB",
+                "use structure='kron' or 'diag', subset='last_layer', or raise byte_budget",
+            )
+        )
+
+
+def _rows_per_batch(plan: Plan, target: Any) -> int:
+    """Rows whose inputs, cotangents and gradients take about PASS_BYTES."""
+    outputs = target.model.likelihood.num_outputs(target.model.targets())
+    per_row = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.layout.blocks)
+    if plan.structure == "full":
+        per_row += outputs * len(plan.index if plan.number is None else range(plan.number))
+    if plan.structure in ("diag", "ekfac"):
+        per_row += sum(outputs * b.numbers.size for b in plan.layout.blocks if b.positions > 1)
+    per_row += outputs * len(plan.layout.rest)
+    if plan.structure == "lowrank":
+        per_row += outputs * (plan.rank + OVERSAMPLE)
+    return int(np.clip(PASS_BYTES // (8 * max(per_row, 1)), 1, 4096))
+
+
+def _notes(method: Laplace, plan: Plan, target: Any) -> dict[str, Any]:
+    weights = jax.eval_shape(lambda: target.model.weights(target.model.init(jax.random.key(0))))
+    in_blocks = {int(i) for block in plan.layout.blocks for i in block.numbers.ravel()}
+    chosen = set(plan.index.tolist())
+    rows = []
+    for path, (start, shape) in curvature.offsets(weights).items():
+        size = int(np.prod(shape))
+        kron = plan.structure in ("kron", "ekfac") and (size == 0 or start in in_blocks)
+        how = "at its mode" if start not in chosen else plan.structure if kron or plan.structure not in ("kron", "ekfac") else "diag"
+        rows.append({"path": path, "shape": list(shape), "treatment": how})
+    return {"sites": rows, "bytes": _bytes(plan)}
+
+
+# ---- after ------------------------------------------------------------------------------------------------------------------------------
+
+
+class Whitened(NamedTuple):
+    """The curvature in units of the prior's scales, ready for any prior factor. group: of each weight. square (G,): Σ (w/s)² by group.
+    logdet(τ (G,), c) = log |c·H + diag τ|; operator(τ, c) → its inverse in the weights' own units. solve(τ, c, b) = (c·H + diag τ)⁻¹b, where H
+    is known in full: then the mode can follow its prior."""
+
+    group: np.ndarray
+    square: np.ndarray
+    logdet: Callable[[Array, Array], Array]
+    operator: Callable[[np.ndarray, float], Any]
+    solve: Callable[[Array, Array, Array], Array] | None = None
+
+
+def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior:
+    model, params = target.model, jax.tree.map(np.asarray, state.params)
+    sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if np.asarray(leaf).dtype.kind == "f" else np.asarray(leaf), state.sums)
+    index = plan.index if plan.number is None else np.asarray(state.basis)
+    with jax.enable_x64(True):
+        double = _tree.as_float64(params)
+        precision, _ = prior_curvature(target, double, index)
+        precision, replaced = _proper(np.asarray(precision), target, index)
+        log_prior = float(target.model.prior.log_prob(double["network"], double["prior"], model.fan_in(double["network"])))
+    weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params["network"])]).astype(np.float64)[index]
+    scale = 1.0 / np.sqrt(precision)
+    offset = weights - getattr(model.prior, "loc", 0.0)
+    white = _whiten(method, plan, sums, state.basis, index, offset, scale, model)
+    factors, noise, shift, evidence = _tune(method, target, plan, sums, white, offset / scale, precision, log_prior)
+    operator = jax.tree.map(np.asarray, white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature)))
+    score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
+    if noise != 1.0:
+        moved = params["likelihood"]["log_scale"] + np.log(noise).astype(params["likelihood"]["log_scale"].dtype)
+        params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
+    dtype = np.asarray(state.sums.log_likelihood).dtype
+    operator = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, operator)
+    tuned = {"prior_factor": np.asarray(factors), "noise_factor": np.asarray(noise), "replaced": np.asarray(replaced)}
+    moved = (scale * shift).astype(dtype)
+    return Linearised(params, operator, index, moved, tuned, plan.paths, method.link, method.predictive == "linearised", score)
+
+
+def _whiten(
+    method: Laplace, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, weights: np.ndarray, scale: np.ndarray, model: Any
+) -> Whitened:
+    m = len(index)
+    template = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
+    bounds = np.array([start for start, _ in curvature.offsets(template).values()])
+    leaf = np.searchsorted(bounds, index, side="right") - 1
+    layers = np.unique(leaf, return_inverse=True)[1]
+    if plan.structure in ("kron", "ekfac"):
+        return _whiten_blocks(method, plan, sums, basis, weights, scale, index)
+    group = {"none": np.zeros(m, int), "prior": np.zeros(m, int), "layer": layers, "parameter": np.arange(m)}[method.tune]
+    square = np.bincount(group, (weights / scale) ** 2)
+    if plan.structure == "diag":
+        inside = np.maximum(sums.curvature[index], 0.0) * scale**2
+        return Whitened(
+            group,
+            square,
+            lambda tau, c: jnp.sum(jnp.log(c * inside + tau[group])),
+            lambda tau, c: Diagonal(scale / np.sqrt(c * inside + tau[group])),
+        )
+    if plan.structure == "lowrank":
+        # Q spans what the last pass was made of: eigenvectors of QᵀHQ, turned back.
+        vectors = np.asarray(basis[0], np.float64)
+        small = vectors.T @ sums.curvature
+        values, turned = np.linalg.eigh(0.5 * (small + small.T))
+        order = np.argsort(values)[::-1][: plan.rank]
+        values, vectors = np.maximum(values[order], 0.0), vectors @ turned[:, order]
+        return Whitened(
+            group,
+            square,
+            lambda tau, c: m * jnp.log(tau[0]) + jnp.sum(jnp.log1p(c * values / tau[0])),
+            lambda tau, c: Complement(scale / np.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
+        )
+    held = sums.curvature[0] if plan.number is not None else sums.curvature
+    inside = scale[:, None] * 0.5 * (held + held.T) * scale
+    if group.max(initial=0) == 0:
+        values, vectors = np.linalg.eigh(inside)
+        values = np.maximum(values, 0.0)
+
+        def dense(tau: np.ndarray, c: float) -> Root:
+            spread = 1.0 / np.sqrt(c * values + tau[0])
+            return Root(scale[:, None] * vectors * spread, 2.0 * np.sum(np.log(scale)) + 2.0 * np.sum(np.log(spread)))
+
+        solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
+        return Whitened(group, square, lambda tau, c: jnp.sum(jnp.log(c * values + tau[0])), dense, solve)
+
+    def factored(tau: np.ndarray, c: float) -> Root:
+        factor, _ = cholesky(c * inside + np.diag(tau[group]), "Laplace precision")
+        from scipy.linalg import solve_triangular
+
+        root = scale[:, None] * solve_triangular(factor, np.eye(m), lower=True).T
+        return Root(root, 2.0 * np.sum(np.log(scale)) - 2.0 * np.sum(np.log(np.diagonal(factor))))
+
+    whole = lambda tau, c: c * inside + jnp.diag(tau[group])
+    solve = lambda tau, c, b: jnp.linalg.solve(whole(tau, c), b)
+    return Whitened(group, square, lambda tau, c: jnp.linalg.slogdet(whole(tau, c))[1], factored, solve)
+
+
+def _whiten_blocks(
+    method: Laplace, plan: Plan, sums: Sums, basis: Any, weights: np.ndarray, scale: np.ndarray, index: np.ndarray
+) -> Whitened:
+    """One Kronecker product a block, eigen-decomposed; a diagonal for the rest."""
+    sides, corrected = sums.curvature
+    place = np.zeros(plan.layout.size, np.int32)
+    place[index] = np.arange(len(index))
+    lefts, rights, values, scales, members = [], [], [], [], []
+    for number, block in enumerate(plan.layout.blocks):
+        rows = np.asarray(row_scales(scale, block, plan.layout.size, index))
+        a, left = np.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
+        b, right = np.linalg.eigh(sides.outputs[number])
+        positions = 1 if plan.reduce else block.positions
+        if plan.structure == "ekfac":
+            left, right = np.asarray(basis[number][0], np.float64) / rows[:, None], np.asarray(basis[number][1], np.float64)
+            own = corrected[number]
+        else:
+            own = np.outer(np.maximum(a, 0.0), np.maximum(b, 0.0)) / max(sums.mass * positions, 1e-300)
+        for part, item in (
+            (lefts, left),
+            (rights, right),
+            (values, np.maximum(own, 0.0)),
+            (scales, rows),
+            (members, place[block.numbers.ravel()]),
+        ):
+            part.append(item)
+    rest = place[plan.layout.rest]
+    rest_values = np.maximum(sides.rest, 0.0) * scale[rest] ** 2
+    per_layer = method.tune == "layer"
+    group = np.zeros(len(index), int)
+    for number, own in enumerate(members):
+        group[own] = number if per_layer else 0
+    group[rest] = len(members) if per_layer and len(rest) else 0
+    of = lambda number: number if per_layer else 0
+
+    def logdet(tau: Array, c: Array) -> Array:
+        total = jnp.zeros(())
+        for number, own in enumerate(values):
+            total = total + jnp.sum(jnp.log(c * own + tau[of(number)]))
+        return total + (jnp.sum(jnp.log(c * rest_values + tau[of(len(values))])) if len(rest) else 0.0)
+
+    def operator(tau: np.ndarray, c: float) -> Blocks:
+        parts: list[Any] = [
+            KroneckerEigen(left, right, 1.0 / (c * own + tau[of(number)]), rows)
+            for number, (left, right, own, rows) in enumerate(zip(lefts, rights, values, scales, strict=True))
+        ]
+        where = list(members)
+        if len(rest):
+            parts.append(Diagonal(scale[rest] / np.sqrt(c * rest_values + tau[of(len(values))])))
+            where.append(rest)
+        return Blocks(tuple(parts), tuple(where))
+
+    whole = np.empty(len(index))
+    for own, rows, block in zip(members, scales, plan.layout.blocks, strict=True):
+        whole[own] = np.repeat(rows, block.numbers.shape[1])
+    whole[rest] = scale[rest]
+    return Whitened(group, np.bincount(group, (weights / whole) ** 2), logdet, operator)
+
+
+def _tune(
+    method: Laplace, target: Any, plan: Plan, sums: Sums, white: Whitened, z: np.ndarray, precision: np.ndarray, log_prior: float
+) -> tuple[np.ndarray, float, np.ndarray, float]:
+    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence).
+
+    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = z/κ² − τz is the slope at the old
+    mode: a prior or noise other than that of the training has another mode, which the last term takes into account. It is left out where
+    H is not known in full.
+    """
+    import optax
+
+    counts = np.bincount(white.group).astype(np.float64)
+    rows = float(sums.mass) * target.model.targets()
+
+    slope = lambda tau, noise: (noise**-2 - tau[white.group]) * z
+
+    def log_evidence(logs: dict) -> Array:
+        tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
+        data = sums.log_likelihood - rows * logs["noise"] - 0.5 * sums.residual * (noise**-2 - 1.0)
+        value = data + 0.5 * jnp.sum(counts * logs["prior"] - tau * white.square) - 0.5 * white.logdet(tau, noise**-2)
+        return value if white.solve is None else value + 0.5 * slope(tau, noise) @ white.solve(tau, noise**-2, slope(tau, noise))
+
+    logs = {"prior": np.zeros(len(counts)), "noise": np.zeros(())}
+    free = {"prior": float(method.tune != "none"), "noise": float(method.tune_noise)}
+    with jax.enable_x64(True):
+        if any(free.values()):
+            optimizer = optax.adam(optax.cosine_decay_schedule(0.3, method.num_tune_steps))
+
+            def step(carry: tuple, _: None) -> tuple:
+                at, state = carry
+                uphill = jax.grad(log_evidence)(at)
+                updates, state = optimizer.update(jax.tree.map(lambda g, on: -g * on, uphill, free), state)
+                return (optax.apply_updates(at, updates), state), None
+
+            run = jax.jit(lambda at: jax.lax.scan(step, (at, optimizer.init(at)), None, method.num_tune_steps)[0][0])
+            logs = jax.tree.map(np.asarray, run(jax.tree.map(jnp.asarray, logs)))
+        value = float(log_evidence(jax.tree.map(jnp.asarray, logs)))
+        tau, noise = np.exp(logs["prior"]), float(np.exp(logs["noise"]))
+        moves = white.solve is not None and any(free.values())
+        shift = np.asarray(white.solve(tau, noise**-2, slope(tau, noise))) if moves else np.zeros(len(z))  # type: ignore[misc]
+    # For priors that are not Gaussian, the density at the mode is not that of the Gaussian with its curvature.
+    if len(precision) == plan.layout.size:
+        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(np.sum(white.square))
+        value += log_prior - gaussian
+    return tau, noise, shift, value
+
+
+def _positive(precision: Array, otherwise: Any) -> Array:
+    return jnp.where((precision > 0.0) & jnp.isfinite(precision), precision, otherwise)
+
+
+def _proper(precision: np.ndarray, target: Any, index: np.ndarray) -> tuple[np.ndarray, int]:
+    """Prior precisions, and how many had to be replaced: where the log prior does not curve down at the mode (flat or heavy tails), the
+    spread of the prior's own draws stands in."""
+    bad = ~(np.isfinite(precision) & (precision > 0.0))
+    if not bad.any():
+        return precision, 0
+    draws = jax.vmap(lambda key: curvature.flat(target.sample_prior(key)["network"]))(jax.random.split(jax.random.key(0), 256))
+    spread = np.asarray(jnp.median(jnp.abs(draws - jnp.median(draws, axis=0)), axis=0))[index] * 1.4826
+    return np.where(bad, 1.0 / np.maximum(spread, 1e-6) ** 2, precision), int(bad.sum())
+
+
+def _finish_exact(target: Any, state: State) -> Posterior:
+    sums = jax.tree.map(np.asarray, state.sums)
+    hessian = np.asarray(sums.curvature)
+    values, vectors = np.linalg.eigh(hessian)
+    floor = 1e-10 * max(values.max(initial=0.0), 1e-300)
+    if values.min() <= floor:
+        raise MethodError(
+            message(
+                "The log joint has no strict maximum where the search ended.",
+                f"smallest curvature {values.min():.3g}",
+                "all positive",
+                "raise num_steps of base, start elsewhere (init=), or give every parameter a proper prior",
+            )
+        )
+    spread = 1.0 / np.sqrt(values)
+    log_det = 2.0 * float(np.sum(np.log(spread)))
+    evidence = float(sums.log_likelihood) + 0.5 * len(values) * np.log(2 * np.pi) + 0.5 * log_det
+    score = Score(evidence, 0.0, "estimate") if target.temperature == 1.0 else None
+    params = jax.tree.map(np.asarray, state.params)
+    chosen = (True,) * len(jax.tree.leaves(params))
+    return Gaussian(params, Root(vectors * spread, np.asarray(log_det)), chosen, score)
+
+
+def _verdict(result: Any, target: Any) -> tuple[str, bool]:
+    if target.num_data == 1:
+        return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
+    return f"Complete: mode and curvature found in {result.steps} steps, all finite.", True
