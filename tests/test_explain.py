@@ -203,7 +203,7 @@ def test_bounds_of_a_full_model_that_got_stuck_are_improved(monkeypatch) -> None
         value = {(True, False): -100.0, (False, False): -1e9, (False, True): -50.0, (True, True): -45.0}[(bool(full), init is not None)]
         return type("Pretended", (), {"log_evidence": al.Score(value, 0.1, "lower bound")})()
 
-    monkeypatch.setattr(explain, "fit_model", pretend)
+    monkeypatch.setattr(explain.needed, "fit_model", pretend)
     found = explain.relevance(0, linear(), (x, y), None, num_starts=2)
     np.testing.assert_allclose(found.log_bayes_factor, 5.0)
     assert [full for full, _ in seen] == [True, True, False, False, False, True, True, True]

@@ -16,6 +16,7 @@ import aleator as al
 from aleator import convergence, selection
 from aleator._marginal import log_marginal, moments
 from aleator.data import Batch
+from aleator.methods import _units as moves
 from aleator.methods import reversible_jump as rj
 from aleator.methods.reversible_jump import ReversibleJump
 from aleator.shallow import Hierarchical, ShallowNet
@@ -111,7 +112,7 @@ def logistic(x: Any) -> Any:
     return jax.nn.sigmoid(x)
 
 
-def given_net(rows: int, most: int, r: int, log_size: Any, informative: bool = True) -> rj.Given:
+def given_net(rows: int, most: int, r: int, log_size: Any, informative: bool = True) -> moves.Given:
     """A net with an intercept; weightless rows say nothing, so that the posterior is the prior."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(rows, r))
@@ -120,7 +121,7 @@ def given_net(rows: int, most: int, r: int, log_size: Any, informative: bool = T
     full = lambda value: jnp.full((most + 1, 1), value)
     targets = root * y
     square, mass = jnp.sum(targets**2, axis=0), jnp.sum(root)
-    return rj.Given(
+    return moves.Given(
         jnp.asarray(x),
         root,
         root,
@@ -156,35 +157,35 @@ def chains() -> Any:
 
     def ratio(given: Any, number: Any, chosen: Any, average: Any, flags: Flags, kept: Any) -> Any:
         log_size = given.log_size[jnp.minimum(number + 1, SLOTS)] - given.log_size[number]
-        right = jnp.log(1.0 - rj.up_probability(number + 1, SLOTS)) - jnp.log(rj.up_probability(number, SLOTS))
+        right = jnp.log(1.0 - moves.up_probability(number + 1, SLOTS)) - jnp.log(moves.up_probability(number, SLOTS))
         value = kept(given, number, chosen, average) - jnp.where(flags.borders, 0.0, right)
         return jnp.where(flags.hastings, value, log_size + average)
 
-    def chain(key: Any, given: rj.Given, flags: Flags) -> Any:
+    def chain(key: Any, given: moves.Given, flags: Flags) -> Any:
         key_jumps, key_units = jax.random.split(key)
-        units = rj.assemble(given, logistic, jnp.zeros((SLOTS, 1)), jnp.arange(SLOTS) < 1)
+        units = moves.assemble(given, logistic, jnp.zeros((SLOTS, 1)), jnp.arange(SLOTS) < 1)
 
-        def step(units: rj.Units, noise: Any) -> tuple[rj.Units, Any]:
-            units = rj.choose(flags.births, rj.birth_death(noise[0], given, logistic, units)[0], units)
-            units = rj.choose(flags.splits, rj.split_merge(noise[0], given, logistic, units)[0], units)
-            moved, _ = rj.move_units(jax.random.fold_in(key_units, noise[1]), given, logistic, units, 1)
-            units = rj.choose(flags.units, moved, units)
+        def step(units: moves.Units, noise: Any) -> tuple[moves.Units, Any]:
+            units = moves.choose(flags.births, moves.birth_death(noise[0], given, logistic, units)[0], units)
+            units = moves.choose(flags.splits, moves.split_merge(noise[0], given, logistic, units)[0], units)
+            moved, _ = moves.move_units(jax.random.fold_in(key_units, noise[1]), given, logistic, units, 1)
+            units = moves.choose(flags.units, moved, units)
             return units, jnp.sum(units.active)
 
         total = SWEEPS + WARMUP
-        return jax.lax.scan(step, units, (rj.draw_noise(key_jumps, total, SLOTS, 1, 4), jnp.arange(total)))[1][WARMUP:]
+        return jax.lax.scan(step, units, (moves.draw_noise(key_jumps, total, SLOTS, 1, 4), jnp.arange(total)))[1][WARMUP:]
 
-    def run(key: Any, given: rj.Given, flags: Flags) -> Any:
+    def run(key: Any, given: moves.Given, flags: Flags) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            kept, jacobian = rj.birth_ratio, rj.log_jacobian
-            patch.setattr(rj, "birth_ratio", lambda *args: ratio(*args, flags, kept))
-            patch.setattr(rj, "log_jacobian", lambda r: jnp.where(flags.jacobian, jacobian(r), 0.0))
+            kept, jacobian = moves.birth_ratio, moves.log_jacobian
+            patch.setattr(moves, "birth_ratio", lambda *args: ratio(*args, flags, kept))
+            patch.setattr(moves, "log_jacobian", lambda r: jnp.where(flags.jacobian, jacobian(r), 0.0))
             return jax.vmap(chain, in_axes=(0, None, None))(jax.random.split(key, CHAINS), given, flags)
 
     return jax.jit(run)
 
 
-def sizes(given: rj.Given, flags: Flags, seed: int = 0) -> np.ndarray:
+def sizes(given: moves.Given, flags: Flags, seed: int = 0) -> np.ndarray:
     return np.asarray(chains()(jax.random.key(seed), given, Flags(*map(jnp.asarray, flags))))
 
 
@@ -230,7 +231,7 @@ def test_size_against_quadrature(doubles: Any) -> None:
     weight /= weight.sum()
 
     def evidence(gamma: Any) -> Any:
-        columns = jnp.concatenate([rj.activate(given, logistic, gamma), given.design], axis=1)
+        columns = jnp.concatenate([moves.activate(given, logistic, gamma), given.design], axis=1)
         return log_marginal(moments(columns, given.targets), given.noise, 0.2, 0.8)
 
     one = np.asarray(jax.jit(jax.vmap(lambda g: evidence(g[None, None])))(grid))
@@ -251,14 +252,14 @@ def test_gains_and_deaths_are_ratios_of_marginal_likelihoods(doubles: Any) -> No
     given = given_net(12, 4, 2, jnp.log(PRIOR))
     gamma = jax.random.normal(jax.random.key(0), (4, 2))
     active = jnp.array([True, False, True, True])
-    units = rj.assemble(given, logistic, gamma, active)
-    now, value = rj.conditional(given, units.gram, units.cross)
-    without = [rj.assemble(given, logistic, gamma, active.at[j].set(False)).log_marginal for j in range(4)]
-    expected = jax.nn.log_softmax(jnp.where(active, rj.INFORMED * (jnp.stack(without) - value), -jnp.inf))
-    np.testing.assert_allclose(rj.log_death(given, now, active), expected, atol=1e-9)
+    units = moves.assemble(given, logistic, gamma, active)
+    now, value = moves.conditional(given, units.gram, units.cross)
+    without = [moves.assemble(given, logistic, gamma, active.at[j].set(False)).log_marginal for j in range(4)]
+    expected = jax.nn.log_softmax(jnp.where(active, moves.INFORMED * (jnp.stack(without) - value), -jnp.inf))
+    np.testing.assert_allclose(moves.log_death(given, now, active), expected, atol=1e-9)
     tried = jax.random.normal(jax.random.key(1), (5, 2))
-    added = [rj.assemble(given, logistic, gamma.at[1].set(g), active.at[1].set(True)).log_marginal - value for g in tried]
-    np.testing.assert_allclose(rj.gains(given, now, units.columns, rj.activate(given, logistic, tried), 1), added, atol=1e-9)
+    added = [moves.assemble(given, logistic, gamma.at[1].set(g), active.at[1].set(True)).log_marginal - value for g in tried]
+    np.testing.assert_allclose(moves.gains(given, now, units.columns, moves.activate(given, logistic, tried), 1), added, atol=1e-9)
 
 
 # ---- whole sweeps --------------------------------------------------------------------------------------------------------------------

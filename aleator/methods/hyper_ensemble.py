@@ -18,7 +18,7 @@ from aleator.methods._method import Card, Method, check_positive
 from aleator.methods.map import MAP
 from aleator.model import BNN, LinearModel
 from aleator.posterior import Draws, Posterior
-from aleator.priors import Prior, _Fixed
+from aleator.priors import Fixed, Prior
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class HyperEnsemble(Method):
 
     def build(self, target: Any) -> Algorithm:
         prior = getattr(target.model, "prior", None)
-        if not isinstance(prior, _Fixed) or not isinstance(target.model, (BNN, LinearModel)):
+        if not isinstance(prior, Fixed) or not isinstance(target.model, (BNN, LinearModel)):
             raise MethodError(
                 message(
                     "There are no prior scales to vary.",

@@ -15,9 +15,11 @@ from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.likelihoods import Gaussian as GaussianLikelihood
-from aleator.linalg import Blocks, Complement, Diagonal, KroneckerEigen, Root, cholesky
+from aleator.linalg import Root
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
+from aleator.methods._passes import OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
+from aleator.methods._whitened import positive, prior_curvature, proper, row_scales, tune, whiten
 from aleator.methods.map import MAP
 from aleator.model import Supervised
 from aleator.posterior import Gaussian, Linearised, Posterior, Score
@@ -25,22 +27,8 @@ from aleator.posterior import Gaussian, Linearised, Posterior, Score
 STRUCTURES = ("full", "kron", "ekfac", "diag", "lowrank")
 CURVATURES = ("auto", "ggn", "empirical", "hessian")
 TUNE = ("none", "prior", "layer", "parameter")
-SMALL = 2000  # parameters up to which a full Laplace runs in double precision and polishes its mode
 NEWTON = 5  # steps of that polish at most
-OVERSAMPLE = 10  # directions beside the wanted ones in the search for the leading eigenvectors
 PASSES = 3  # of that search over the data
-PASS_BYTES = 2**28  # of gradients and inputs alive at once in a pass over the data
-
-
-class Sums(NamedTuple):
-    """What passes over the data add up. curvature: as the structure has it. log_likelihood; gradient (P,) of it, where the mode is polished;
-    residual: Σ ((y − f)/σ)², where there is a Gaussian noise; mass: Σ weights."""
-
-    curvature: Any
-    log_likelihood: Array
-    gradient: Array
-    residual: Array
-    mass: Array
 
 
 class Best(NamedTuple):
@@ -68,84 +56,12 @@ class Info(NamedTuple):
     log_likelihood: Array
 
 
-class Plan(NamedTuple):
-    """What is done to a target. index: numbers of the weights that get a distribution. layout: of these, in blocks. paths: their leaves. number: of
-    weights to choose among them (a subnetwork), or None."""
-
-    structure: str
-    kind: str
-    reduce: bool
-    index: np.ndarray
-    layout: curvature.Layout
-    paths: tuple[str, ...] | None
-    rank: int
-    polish: bool
-    number: int | None
+# ---- steps ------------------------------------------------------------------------------------------------------------------------------
 
 
-# ---- passes over the data -------------------------------------------------------------------------------------------------------------
-
-
-def empty(plan: Plan, dtype: Any) -> Any:
-    """The zero curvature."""
-    m, blocks = len(plan.index), plan.layout.blocks
-    zero = lambda *shape: jnp.zeros(shape, dtype)
-    if plan.number is not None:
-        return zero(plan.number, plan.number), zero(plan.layout.size)
-    if plan.structure == "full":
-        return zero(m, m)
-    if plan.structure == "diag":
-        return zero(plan.layout.size)
-    if plan.structure == "lowrank":
-        return zero(m, min(m, plan.rank + OVERSAMPLE))
-    sides = curvature.Factors(
-        tuple(zero(b.numbers.shape[0], b.numbers.shape[0]) for b in blocks),
-        tuple(zero(b.numbers.shape[1], b.numbers.shape[1]) for b in blocks),
-        zero(len(plan.layout.rest)),
-    )
-    eigenvalues = tuple(zero(*b.numbers.shape) for b in blocks) if plan.structure == "ekfac" else ()
-    return sides, eigenvalues
-
-
-def add(state: State, batch: Batch, model: Any, plan: Plan, second: bool = False) -> tuple[State, Info]:
-    """One batch more. second: the second pass of ekfac, along the eigenvectors that the first one gave, or over a subnetwork."""
-    sums, params = state.sums, state.params
-    if sums.log_likelihood.dtype == jnp.float64:  # before anything is computed from them
-        batch = dataclasses.replace(batch, x=_tree.as_float64(batch.x), y=_tree.as_float64(batch.y))
-    weights, extra = model.weights(params), model.extra(params)
-    held = sums.curvature
-    if plan.number is not None and second:
-        held = (held[0] + curvature.dense(model, weights, batch, extra, state.basis, plan.kind), held[1])
-    elif plan.number is not None:
-        held = (held[0], held[1] + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind))
-    elif plan.structure == "full":
-        held = held + curvature.dense(model, weights, batch, extra, plan.index, plan.kind)
-    elif plan.structure == "diag":
-        held = held + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind)
-    elif plan.structure == "lowrank":
-        scale = state.basis[1]
-        seen = curvature.product(model, weights, batch, extra, plan.index, plan.kind, scale[:, None] * state.basis[0])
-        held = held + scale[:, None] * seen
-    elif second:
-        eigenvalues, _ = curvature.corrected(model, weights, batch, extra, plan.layout, plan.kind, state.basis)
-        held = (held[0], jax.tree.map(jnp.add, held[1], eigenvalues))
-    else:
-        now = curvature.factors(model, weights, batch, extra, plan.layout, plan.kind, plan.reduce)
-        held = (jax.tree.map(jnp.add, held[0], now), held[1])
-    if second:
-        return state._replace(sums=sums._replace(curvature=held)), Info(sums.log_likelihood)
-    total = lambda w: batch.weighted_sum(model.likelihood.log_prob(model.apply(w, batch.x, None), batch.y, extra))
-    if plan.polish:
-        value, slope = jax.value_and_grad(total)(weights)
-        gradient = sums.gradient + curvature.flat(slope)
-    else:
-        value, gradient = total(weights), sums.gradient
-    residual = sums.residual
-    if isinstance(model.likelihood, GaussianLikelihood):
-        squares = jnp.sum(((batch.y - model.apply(weights, batch.x, None)) / extra["scale"]) ** 2, axis=1)
-        residual = residual + batch.weighted_sum(squares)
-    mass = sums.mass + jnp.sum(curvature.row_weights(batch, value.dtype))
-    sums = Sums(held, sums.log_likelihood + value, gradient, residual, mass)
+def gathered(state: State, batch: Batch, model: Any, plan: Plan, second: bool = False) -> tuple[State, Info]:
+    """One batch more."""
+    sums = add(state.sums, state.params, state.basis, batch, model, plan, second)
     return state._replace(sums=sums), Info(sums.log_likelihood)
 
 
@@ -189,20 +105,6 @@ def turn(state: State, plan: Plan, scale: Callable[[Tree], Array], blank: Sums) 
         return state._replace(basis=tuple(bases)), info
     vectors = jnp.linalg.qr(state.sums.curvature)[0]
     return state._replace(basis=(vectors, state.basis[1]), sums=blank), info
-
-
-def prior_curvature(target: Any, params: Tree, index: np.ndarray) -> tuple[Array, Array]:
-    """(−∂²log p(w)/∂w², ∂log p(w)/∂w) for the weights with these numbers, (m,) each; priors here are products over weights."""
-    log_prior = lambda network: target.log_prior(params | {"network": network})
-    slope, change = jax.jvp(jax.grad(log_prior), (params["network"],), (jax.tree.map(jnp.ones_like, params["network"]),))
-    return -curvature.flat(change)[index], curvature.flat(slope)[index]
-
-
-def row_scales(scale: Array, block: curvature.Block, size: int, index: np.ndarray) -> Array:
-    """Prior scales (a,) of the rows of a block: geometric means over its columns, which in most priors are all equal."""
-    place = np.zeros(size, np.int32)
-    place[index] = np.arange(len(index))
-    return jnp.exp(jnp.mean(jnp.log(scale[place[block.numbers]]), axis=1))
 
 
 # ---- the method -----------------------------------------------------------------------------------------------------------------------
@@ -305,7 +207,7 @@ class Laplace(Method):
 
     def _network(self, target: Any, kind: str) -> Algorithm:
         model = target.model
-        plan = _plan(self, target, kind)
+        plan = make_plan(self, target, kind)
         _check_model(model, target, self, plan)
         double = plan.structure == "full" and len(plan.index) <= SMALL
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
@@ -316,7 +218,7 @@ class Laplace(Method):
         )
 
         def scale(params: Tree) -> Array:
-            return 1.0 / jnp.sqrt(_positive(prior_curvature(target, params, plan.index)[0], 1.0))
+            return 1.0 / jnp.sqrt(positive(prior_curvature(target, params, plan.index)[0], 1.0))
 
         def init(key: Key, start: Tree) -> State:
             key_inner, key_basis = jax.random.split(key)
@@ -337,8 +239,8 @@ class Laplace(Method):
             basis = (state.basis[0], scale(params)) if plan.structure == "lowrank" else state.basis
             return state._replace(params=params, basis=basis), Info(state.sums.log_likelihood)
 
-        rows = self.batch_size or _rows_per_batch(plan, target)
-        gather = lambda key, state, batch: add(state, batch, model, plan)
+        rows = self.batch_size or rows_per_batch(plan, target)
+        gather = lambda key, state, batch: gathered(state, batch, model, plan)
         pass_over = Phase("curvature", gather, None, "once", rows)
         between = Phase("turning", lambda key, state, batch: turn(state, plan, scale, blank()), 1, None)
         phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
@@ -352,7 +254,7 @@ class Laplace(Method):
         else:
             phases += [pass_over]
             if plan.structure == "ekfac" or plan.number is not None:
-                again = lambda key, state, batch: add(state, batch, model, plan, second=True)
+                again = lambda key, state, batch: gathered(state, batch, model, plan, second=True)
                 phases += [between, Phase("second pass", again, None, "once", rows)]
         return Algorithm(
             init=init,
@@ -370,7 +272,7 @@ class Laplace(Method):
         """The Hessian of the whole log joint, over all parameters."""
         template = jax.eval_shape(target.init, jax.random.key(0))
         size = _tree.size(template)
-        _check_bytes(3 * 8 * size**2, self, f"the Hessian of {size} parameters")
+        check_bytes(3 * 8 * size**2, self, f"the Hessian of {size} parameters")
         with jax.enable_x64(True):
             inner = self.base.build(target)
         batches = None if target.model is None else "full"
@@ -444,25 +346,6 @@ def _search(inner: Algorithm) -> list[Phase]:
     return [phase._replace(step=wrap(phase.step)) for phase in inner.phases]
 
 
-def _plan(method: Laplace, target: Any, kind: str) -> Plan:
-    model = target.model
-    number = method.subset.size if isinstance(method.subset, Subnetwork) else None
-    paths = curvature.choose(model, target.signature, "all" if number is not None else method.subset)
-    layout = curvature.layout(model, target.signature, paths)
-    index = np.sort(np.concatenate([layout.rest, *(block.numbers.ravel() for block in layout.blocks)]))
-    if number is not None and (method.structure != "full" or number > len(index)):
-        raise MethodError(
-            message(
-                "A subnetwork has a full Laplace over its weights.",
-                f"structure={method.structure!r}, {number} of {len(index)} weights",
-                f"structure='full' and at most {len(index)} weights",
-                "pass Laplace('full', subset=al.Subnetwork(n))",
-            )
-        )
-    polish = method.structure == "full" and number is None and len(index) <= SMALL and method.subset == "all" and kind == "ggn"
-    return Plan(method.structure, kind, method.reduce, index, layout, paths, method.rank, polish, number)
-
-
 def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
     """Refuse what a Laplace over weights cannot do, and what does not fit into memory."""
     template = jax.eval_shape(target.init, jax.random.key(0))
@@ -490,41 +373,7 @@ def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
                 "drop tune_noise, or learn the scale",
             )
         )
-    _check_bytes(_bytes(plan), method, f"{plan.structure} curvature of {len(plan.index):,} weights")
-
-
-def _bytes(plan: Plan) -> int:
-    """What the curvature takes, with the copies that its factorisation needs, in double precision."""
-    m, blocks = len(plan.index), plan.layout.blocks
-    sides = sum(b.numbers.shape[0] ** 2 + b.numbers.shape[1] ** 2 + b.numbers.size for b in blocks)
-    numbers = {"full": m**2, "diag": m, "lowrank": m * (plan.rank + OVERSAMPLE), "kron": sides, "ekfac": 2 * sides}[plan.structure]
-    return 8 * 3 * (numbers if plan.number is None else plan.number**2 + m)
-
-
-def _check_bytes(needed: int, method: Laplace, what: str) -> None:
-    if needed > method.byte_budget:
-        raise MethodError(
-            message(
-                "This Laplace does not fit into its memory.",
-                f"{needed / 2**30:.2f} GiB for {what}",
-                f"at most byte_budget = {method.byte_budget / 2**30:.2f} GiB",
-                "use structure='kron' or 'diag', subset='last_layer', or raise byte_budget",
-            )
-        )
-
-
-def _rows_per_batch(plan: Plan, target: Any) -> int:
-    """Rows whose inputs, cotangents and gradients take about PASS_BYTES."""
-    outputs = target.model.likelihood.num_outputs(target.model.targets())
-    per_row = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.layout.blocks)
-    if plan.structure == "full":
-        per_row += outputs * len(plan.index if plan.number is None else range(plan.number))
-    if plan.structure in ("diag", "ekfac"):
-        per_row += sum(outputs * b.numbers.size for b in plan.layout.blocks if b.positions > 1)
-    per_row += outputs * len(plan.layout.rest)
-    if plan.structure == "lowrank":
-        per_row += outputs * (plan.rank + OVERSAMPLE)
-    return int(np.clip(PASS_BYTES // (8 * max(per_row, 1)), 1, 4096))
+    check_bytes(num_bytes(plan), method, f"{plan.structure} curvature of {len(plan.index):,} weights")
 
 
 def _notes(method: Laplace, plan: Plan, target: Any) -> dict[str, Any]:
@@ -537,22 +386,10 @@ def _notes(method: Laplace, plan: Plan, target: Any) -> dict[str, Any]:
         kron = plan.structure in ("kron", "ekfac") and (size == 0 or start in in_blocks)
         how = "at its mode" if start not in chosen else plan.structure if kron or plan.structure not in ("kron", "ekfac") else "diag"
         rows.append({"path": path, "shape": list(shape), "treatment": how})
-    return {"sites": rows, "bytes": _bytes(plan)}
+    return {"sites": rows, "bytes": num_bytes(plan)}
 
 
 # ---- after ------------------------------------------------------------------------------------------------------------------------------
-
-
-class Whitened(NamedTuple):
-    """The curvature in units of the prior's scales, ready for any prior factor. group: of each weight. square (G,): Σ (w/s)² by group.
-    logdet(τ (G,), c) = log |c·H + diag τ|; operator(τ, c) → its inverse in the weights' own units. solve(τ, c, b) = (c·H + diag τ)⁻¹b, where H
-    is known in full: then the mode can follow its prior."""
-
-    group: np.ndarray
-    square: np.ndarray
-    logdet: Callable[[Array, Array], Array]
-    operator: Callable[[np.ndarray, float], Any]
-    solve: Callable[[Array, Array, Array], Array] | None = None
 
 
 def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior:
@@ -562,13 +399,13 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
     with jax.enable_x64(True):
         double = _tree.as_float64(params)
         precision, _ = prior_curvature(target, double, index)
-        precision, replaced = _proper(np.asarray(precision), target, index)
+        precision, replaced = proper(np.asarray(precision), target, index)
         log_prior = float(target.model.prior.log_prob(double["network"], double["prior"], model.fan_in(double["network"])))
     weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params["network"])]).astype(np.float64)[index]
     scale = 1.0 / np.sqrt(precision)
     offset = weights - getattr(model.prior, "loc", 0.0)
-    white = _whiten(method, plan, sums, state.basis, index, offset, scale, model)
-    factors, noise, shift, evidence = _tune(method, target, plan, sums, white, offset / scale, precision, log_prior)
+    white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
+    factors, noise, shift, evidence = tune(method, target, plan, sums, white, offset / scale, precision, log_prior)
     operator = jax.tree.map(np.asarray, white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature)))
     score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
     if noise != 1.0:
@@ -579,185 +416,6 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
     tuned = {"prior_factor": np.asarray(factors), "noise_factor": np.asarray(noise), "replaced": np.asarray(replaced)}
     moved = (scale * shift).astype(dtype)
     return Linearised(params, operator, index, moved, tuned, plan.paths, method.link, method.predictive == "linearised", score)
-
-
-def _whiten(
-    method: Laplace, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, weights: np.ndarray, scale: np.ndarray, model: Any
-) -> Whitened:
-    m = len(index)
-    template = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
-    bounds = np.array([start for start, _ in curvature.offsets(template).values()])
-    leaf = np.searchsorted(bounds, index, side="right") - 1
-    layers = np.unique(leaf, return_inverse=True)[1]
-    if plan.structure in ("kron", "ekfac"):
-        return _whiten_blocks(method, plan, sums, basis, weights, scale, index)
-    group = {"none": np.zeros(m, int), "prior": np.zeros(m, int), "layer": layers, "parameter": np.arange(m)}[method.tune]
-    square = np.bincount(group, (weights / scale) ** 2)
-    if plan.structure == "diag":
-        inside = np.maximum(sums.curvature[index], 0.0) * scale**2
-        return Whitened(
-            group,
-            square,
-            lambda tau, c: jnp.sum(jnp.log(c * inside + tau[group])),
-            lambda tau, c: Diagonal(scale / np.sqrt(c * inside + tau[group])),
-        )
-    if plan.structure == "lowrank":
-        # Q spans what the last pass was made of: eigenvectors of QᵀHQ, turned back.
-        vectors = np.asarray(basis[0], np.float64)
-        small = vectors.T @ sums.curvature
-        values, turned = np.linalg.eigh(0.5 * (small + small.T))
-        order = np.argsort(values)[::-1][: plan.rank]
-        values, vectors = np.maximum(values[order], 0.0), vectors @ turned[:, order]
-        return Whitened(
-            group,
-            square,
-            lambda tau, c: m * jnp.log(tau[0]) + jnp.sum(jnp.log1p(c * values / tau[0])),
-            lambda tau, c: Complement(scale / np.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
-        )
-    held = sums.curvature[0] if plan.number is not None else sums.curvature
-    inside = scale[:, None] * 0.5 * (held + held.T) * scale
-    if group.max(initial=0) == 0:
-        values, vectors = np.linalg.eigh(inside)
-        values = np.maximum(values, 0.0)
-
-        def dense(tau: np.ndarray, c: float) -> Root:
-            spread = 1.0 / np.sqrt(c * values + tau[0])
-            return Root(scale[:, None] * vectors * spread, 2.0 * np.sum(np.log(scale)) + 2.0 * np.sum(np.log(spread)))
-
-        solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
-        return Whitened(group, square, lambda tau, c: jnp.sum(jnp.log(c * values + tau[0])), dense, solve)
-
-    def factored(tau: np.ndarray, c: float) -> Root:
-        factor, _ = cholesky(c * inside + np.diag(tau[group]), "Laplace precision")
-        from scipy.linalg import solve_triangular
-
-        root = scale[:, None] * solve_triangular(factor, np.eye(m), lower=True).T
-        return Root(root, 2.0 * np.sum(np.log(scale)) - 2.0 * np.sum(np.log(np.diagonal(factor))))
-
-    whole = lambda tau, c: c * inside + jnp.diag(tau[group])
-    solve = lambda tau, c, b: jnp.linalg.solve(whole(tau, c), b)
-    return Whitened(group, square, lambda tau, c: jnp.linalg.slogdet(whole(tau, c))[1], factored, solve)
-
-
-def _whiten_blocks(
-    method: Laplace, plan: Plan, sums: Sums, basis: Any, weights: np.ndarray, scale: np.ndarray, index: np.ndarray
-) -> Whitened:
-    """One Kronecker product a block, eigen-decomposed; a diagonal for the rest."""
-    sides, corrected = sums.curvature
-    place = np.zeros(plan.layout.size, np.int32)
-    place[index] = np.arange(len(index))
-    lefts, rights, values, scales, members = [], [], [], [], []
-    for number, block in enumerate(plan.layout.blocks):
-        rows = np.asarray(row_scales(scale, block, plan.layout.size, index))
-        a, left = np.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
-        b, right = np.linalg.eigh(sides.outputs[number])
-        positions = 1 if plan.reduce else block.positions
-        if plan.structure == "ekfac":
-            left, right = np.asarray(basis[number][0], np.float64) / rows[:, None], np.asarray(basis[number][1], np.float64)
-            own = corrected[number]
-        else:
-            own = np.outer(np.maximum(a, 0.0), np.maximum(b, 0.0)) / max(sums.mass * positions, 1e-300)
-        for part, item in (
-            (lefts, left),
-            (rights, right),
-            (values, np.maximum(own, 0.0)),
-            (scales, rows),
-            (members, place[block.numbers.ravel()]),
-        ):
-            part.append(item)
-    rest = place[plan.layout.rest]
-    rest_values = np.maximum(sides.rest, 0.0) * scale[rest] ** 2
-    per_layer = method.tune == "layer"
-    group = np.zeros(len(index), int)
-    for number, own in enumerate(members):
-        group[own] = number if per_layer else 0
-    group[rest] = len(members) if per_layer and len(rest) else 0
-    of = lambda number: number if per_layer else 0
-
-    def logdet(tau: Array, c: Array) -> Array:
-        total = jnp.zeros(())
-        for number, own in enumerate(values):
-            total = total + jnp.sum(jnp.log(c * own + tau[of(number)]))
-        return total + (jnp.sum(jnp.log(c * rest_values + tau[of(len(values))])) if len(rest) else 0.0)
-
-    def operator(tau: np.ndarray, c: float) -> Blocks:
-        parts: list[Any] = [
-            KroneckerEigen(left, right, 1.0 / (c * own + tau[of(number)]), rows)
-            for number, (left, right, own, rows) in enumerate(zip(lefts, rights, values, scales, strict=True))
-        ]
-        where = list(members)
-        if len(rest):
-            parts.append(Diagonal(scale[rest] / np.sqrt(c * rest_values + tau[of(len(values))])))
-            where.append(rest)
-        return Blocks(tuple(parts), tuple(where))
-
-    whole = np.empty(len(index))
-    for own, rows, block in zip(members, scales, plan.layout.blocks, strict=True):
-        whole[own] = np.repeat(rows, block.numbers.shape[1])
-    whole[rest] = scale[rest]
-    return Whitened(group, np.bincount(group, (weights / whole) ** 2), logdet, operator)
-
-
-def _tune(
-    method: Laplace, target: Any, plan: Plan, sums: Sums, white: Whitened, z: np.ndarray, precision: np.ndarray, log_prior: float
-) -> tuple[np.ndarray, float, np.ndarray, float]:
-    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence).
-
-    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = z/κ² − τz is the slope at the old
-    mode: a prior or noise other than that of the training has another mode, which the last term takes into account. It is left out where
-    H is not known in full.
-    """
-    import optax
-
-    counts = np.bincount(white.group).astype(np.float64)
-    rows = float(sums.mass) * target.model.targets()
-
-    slope = lambda tau, noise: (noise**-2 - tau[white.group]) * z
-
-    def log_evidence(logs: dict) -> Array:
-        tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
-        data = sums.log_likelihood - rows * logs["noise"] - 0.5 * sums.residual * (noise**-2 - 1.0)
-        value = data + 0.5 * jnp.sum(counts * logs["prior"] - tau * white.square) - 0.5 * white.logdet(tau, noise**-2)
-        return value if white.solve is None else value + 0.5 * slope(tau, noise) @ white.solve(tau, noise**-2, slope(tau, noise))
-
-    logs = {"prior": np.zeros(len(counts)), "noise": np.zeros(())}
-    free = {"prior": float(method.tune != "none"), "noise": float(method.tune_noise)}
-    with jax.enable_x64(True):
-        if any(free.values()):
-            optimizer = optax.adam(optax.cosine_decay_schedule(0.3, method.num_tune_steps))
-
-            def step(carry: tuple, _: None) -> tuple:
-                at, state = carry
-                uphill = jax.grad(log_evidence)(at)
-                updates, state = optimizer.update(jax.tree.map(lambda g, on: -g * on, uphill, free), state)
-                return (optax.apply_updates(at, updates), state), None
-
-            run = jax.jit(lambda at: jax.lax.scan(step, (at, optimizer.init(at)), None, method.num_tune_steps)[0][0])
-            logs = jax.tree.map(np.asarray, run(jax.tree.map(jnp.asarray, logs)))
-        value = float(log_evidence(jax.tree.map(jnp.asarray, logs)))
-        tau, noise = np.exp(logs["prior"]), float(np.exp(logs["noise"]))
-        moves = white.solve is not None and any(free.values())
-        shift = np.asarray(white.solve(tau, noise**-2, slope(tau, noise))) if moves else np.zeros(len(z))  # type: ignore[misc]
-    # For priors that are not Gaussian, the density at the mode is not that of the Gaussian with its curvature.
-    if len(precision) == plan.layout.size:
-        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(np.sum(white.square))
-        value += log_prior - gaussian
-    return tau, noise, shift, value
-
-
-def _positive(precision: Array, otherwise: Any) -> Array:
-    return jnp.where((precision > 0.0) & jnp.isfinite(precision), precision, otherwise)
-
-
-def _proper(precision: np.ndarray, target: Any, index: np.ndarray) -> tuple[np.ndarray, int]:
-    """Prior precisions, and how many had to be replaced: where the log prior does not curve down at the mode (flat or heavy tails), the
-    spread of the prior's own draws stands in."""
-    bad = ~(np.isfinite(precision) & (precision > 0.0))
-    if not bad.any():
-        return precision, 0
-    draws = jax.vmap(lambda key: curvature.flat(target.sample_prior(key)["network"]))(jax.random.split(jax.random.key(0), 256))
-    spread = np.asarray(jnp.median(jnp.abs(draws - jnp.median(draws, axis=0)), axis=0))[index] * 1.4826
-    return np.where(bad, 1.0 / np.maximum(spread, 1e-6) ** 2, precision), int(bad.sum())
 
 
 def _finish_exact(target: Any, state: State) -> Posterior:

@@ -1,153 +1,30 @@
-"""Which inputs and hidden units matter (E4): effects with bands, Bayes factors, and posterior probabilities, for any network.
-
-Three questions, from the weakest in assumptions to the strongest:
-
-    inputs     how does E[y | x] change with each input? Posterior of the average derivative and of partial dependence.
-    relevance  is the input needed at all? p(z_j = 1 | D) for indicators z in a spike-and-slab over inputs, by evidence.
-    units      which hidden units are needed? Posterior of each unit's contribution to the function, in units of the noise.
-
-`savage_dickey` is the Bayes factor of a linear coefficient from one fit, where that is valid.
-"""
+"""Whether an input is needed at all: Bayes factors and spike-and-slab probabilities."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from aleator import _functions, _tree, convergence, sites
-from aleator._cache import cached
+from aleator import _functions, _tree
 from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._random import as_key, split
-from aleator._typing import Array, KeyLike
+from aleator._typing import KeyLike
 from aleator.data import Data, as_data
+from aleator.explain._shared import named, table
 from aleator.fit import Fit
 from aleator.fit import fit as fit_model
 from aleator.methods import Exact
-from aleator.model import LinearModel, rows_of, signature
+from aleator.model import LinearModel
 from aleator.posterior import LinearGaussian
 from aleator.priors import Normal
 
-NUM_SAMPLES = 200
-LEVEL = 0.9
 MAX_SUBSETS = 1024  # of inputs, up to which all are compared when the evidence is exact
-NEEDED = 0.1  # a unit is needed when its contribution exceeds this share of the noise's standard deviation
 FAR = 5.0  # standard deviations from zero beyond which a Gaussian tail is an extrapolation
-
-
-# ---- effects ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
-    """The effect of each of D inputs, in units of y (per unit of the input, as the model sees it). S posterior draws; k targets (classes).
-
-    slopes (S, D, k): average over rows of ∂E[y | x]/∂x_j. sizes (S, D, k): root mean square of the same, which does not cancel where an
-    effect changes sign. grids (D, G) and curves (S, D, G, k): partial dependence, the mean of E[y | x] over rows with x_j set to the grid's
-    value. Print it for the table.
-    """
-
-    names: tuple[str, ...]
-    slopes: np.ndarray
-    sizes: np.ndarray
-    grids: np.ndarray
-    curves: np.ndarray
-    num_chains: int = 1
-
-    def interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-        """Central intervals of the average derivatives: lower, upper (D, k)."""
-        lower, upper = np.quantile(self.slopes, _tails(level), axis=0)
-        return lower, upper
-
-    def band(self, name: str | int, level: float = LEVEL, target: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Partial dependence on one input: grid, mean, lower and upper, each (G,)."""
-        j = self.names.index(name) if isinstance(name, str) else int(name)
-        curves = self.curves[:, j, :, target]
-        lower, upper = np.quantile(curves, _tails(level), axis=0)
-        return self.grids[j], curves.mean(axis=0), lower, upper
-
-    @property
-    def stderr(self) -> np.ndarray:
-        """Monte Carlo standard errors of the mean slopes, (D, k)."""
-        return _stderr(self.slopes, self.num_chains)
-
-    @property
-    def positive(self) -> np.ndarray:
-        """P(average derivative > 0 | D), (D, k)."""
-        return np.mean(self.slopes > 0, axis=0)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def table(self, level: float = LEVEL) -> str:
-        """One line for each input and target."""
-        (lower, upper), mean, sizes = self.interval(level), self.slopes.mean(0), self.sizes.mean(0)
-        k = mean.shape[1]
-        head = ("input", "average derivative", f"{100 * level:g} % interval", "P(> 0)", "r.m.s. derivative")
-        rows = [
-            (
-                self.names[j] + (f" → y{c}" if k > 1 else ""),
-                f"{mean[j, c]:.3g} ± {self.stderr[j, c]:.1g}",
-                f"{lower[j, c]:.3g} … {upper[j, c]:.3g}",
-                f"{self.positive[j, c]:.3f}",
-                f"{sizes[j, c]:.3g} ± {self.sizes[:, j, c].std():.1g}",
-            )
-            for j in range(len(self.names))
-            for c in range(k)
-        ]
-        return _table(head, rows)
-
-
-def inputs(
-    key: KeyLike, fit: Fit, x: Any, names: Sequence[str] | None = None, num_samples: int = NUM_SAMPLES, num_points: int = 21
-) -> Inputs:
-    """Posterior of average derivatives and partial dependence of each input, over the rows of x (n, D).
-
-    Derivatives are those of E[y | x]: for class labels of the probabilities. A point estimate has no spread, and its bands are lines.
-    Partial dependence averages over the rows as they are: where inputs go together it looks at combinations that do not occur.
-    """
-    key, x = as_key(key), _matrix(fit, x)
-    names = _names(names, x.shape[-1] if x.ndim == 2 else 1)
-    flat = x.ndim == 1
-    x = np.asarray(x, np.float32 if x.dtype.itemsize < 8 else np.float64).reshape(len(x), -1)
-    grids = np.linspace(x.min(0), x.max(0), num_points, axis=1)
-    functions = _functions.draw(key, fit, num_samples, ordered=True)
-    slopes, sizes, curves = _effects(fit.model, functions.drawn, flat)(functions.given, jnp.asarray(x), jnp.asarray(grids))
-    loc, scale = _units(fit)
-    as64 = lambda values: np.asarray(values, np.float64)
-    return Inputs(names, as64(slopes) * scale, as64(sizes) * scale, grids, loc + scale * as64(curves), functions.num_chains)
-
-
-@cached
-def _effects(model: Any, drawn: bool, flat: bool) -> Callable:
-    """(given, x (n, D), grids (D, G)) → slopes (S, D, k), sizes (S, D, k), curves (S, D, G, k), one draw at a time."""
-    outputs = _functions.evaluator(model, drawn)
-
-    def mean(given: Any, x: Array) -> Array:
-        return model.likelihood.mean(*outputs(given, x[:, 0] if flat else x))
-
-    def one(given: Any, x: Array, grids: Array) -> tuple[Array, Array, Array]:
-        row = lambda values: mean(given, values[None])[0]
-        slopes = jax.vmap(jax.jacrev(row))(x)  # (n, k, D)
-        at = lambda j, value: jnp.mean(mean(given, jnp.asarray(x).at[:, j].set(value)), axis=0)
-        curves = jax.lax.map(lambda item: jax.vmap(lambda value: at(item[0], value))(item[1]), (jnp.arange(x.shape[1]), grids))
-        return jnp.mean(slopes, axis=0).T, jnp.sqrt(jnp.mean(slopes**2, axis=0)).T, curves
-
-    def every(given: Any, x: Array, grids: Array) -> tuple[Array, Array, Array]:
-        if drawn:
-            return jax.lax.map(lambda g: one(g, x, grids), given)
-        posterior, keys = given
-        return jax.lax.map(lambda k: one((posterior, k), x, grids), keys)
-
-    return jax.jit(every)
-
-
-# ---- is an input needed? ----------------------------------------------------------------------------------------------------------
 
 
 class BayesFactor(NamedTuple):
@@ -267,7 +144,7 @@ class Relevance:
             for name, p, b, e in zip(self.names, self.probability, self.log_bayes_factor, self.stderr, strict=True)
         ]
         how = "all subsets compared" if self.subsets is not None else "each taken out of the full model"
-        return "\n".join([_table(head, rows), f"{how}; evidences: {self.kind}. {self.note}".rstrip()])
+        return "\n".join([table(head, rows), f"{how}; evidences: {self.kind}. {self.note}".rstrip()])
 
 
 def relevance(
@@ -312,7 +189,7 @@ def relevance(
         raise DataError(
             message("These groups of inputs do not fit.", groups, f"disjoint columns below {columns}", "pass e.g. [[0], [1, 2]]")
         )
-    names = _names(names, len(chosen), [",".join(f"x{c}" for c in group) for group in chosen])
+    names = named(names, len(chosen), [",".join(f"x{c}" for c in group) for group in chosen])
     chances = np.broadcast_to(np.asarray(prior, float), (len(chosen),))
     if not np.all((chances > 0) & (chances < 1)):
         raise DataError(message("The prior of an indicator is a probability.", prior, "strictly between 0 and 1", "pass e.g. prior=0.5"))
@@ -391,144 +268,6 @@ def _evidences(
     return [(best if found is None else found).log_evidence for found in fits], note
 
 
-# ---- is a unit needed? ------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Units:
-    """What each unit feeding the weight at `path` adds to the function.
-
-    contributions (S, m): root mean square over rows of E[y | x] minus the same without the unit, constants aside, as a share of the noise's
-    standard deviation. A unit is needed in a draw where it exceeds `threshold`. Draws of a sampler may exchange units: then only what does
-    not depend on their labels means anything, `number` and `ranked`.
-    """
-
-    path: str
-    contributions: np.ndarray
-    threshold: float
-    num_chains: int = 1
-
-    @property
-    def probability(self) -> np.ndarray:
-        """P(unit j is needed | D) by label, (m,)."""
-        return np.mean(self.contributions > self.threshold, axis=0)
-
-    @property
-    def stderr(self) -> np.ndarray:
-        """Monte Carlo standard errors of `probability`, (m,)."""
-        return _stderr(self.contributions > self.threshold, self.num_chains)
-
-    @property
-    def ranked(self) -> np.ndarray:
-        """Contributions of each draw from the largest to the smallest, (S, m)."""
-        return -np.sort(-self.contributions, axis=1)
-
-    @property
-    def number(self) -> np.ndarray:
-        """Probabilities that 0, 1, … m units are needed, (m + 1,)."""
-        counts = np.sum(self.contributions > self.threshold, axis=1)
-        return np.bincount(counts, minlength=self.contributions.shape[1] + 1) / len(counts)
-
-    def __str__(self) -> str:
-        head = ("rank", "contribution / noise", f"{100 * LEVEL:g} % interval", f"P(> {self.threshold:g})")
-        ranked = self.ranked
-        lower, upper = np.quantile(ranked, _tails(LEVEL), axis=0)
-        chance, error = np.mean(ranked > self.threshold, axis=0), _stderr(ranked > self.threshold, self.num_chains)
-        rows = [
-            (str(j + 1), f"{ranked[:, j].mean():.3g}", f"{lower[j]:.3g} … {upper[j]:.3g}", f"{chance[j]:.3f} ± {error[j]:.2g}")
-            for j in range(ranked.shape[1])
-        ]
-        mean = np.arange(len(self.number)) @ self.number
-        return "\n".join([f"units feeding {self.path}", _table(head, rows), f"needed: {mean:.2f} of {ranked.shape[1]} on average"])
-
-
-def units(key: KeyLike, fit: Fit, x: Any, path: str | None = None, num_samples: int = NUM_SAMPLES, threshold: float = NEEDED) -> Units:
-    """Posterior of every hidden unit's contribution to the function over the rows of x.
-
-    path: the weight that the units feed, such as "layer1.weight" (default: the last one of the network). Unit j is taken out by setting the
-    weights that leave it to zero; what that changes by the same amount at every row is left out, a bias can do it.
-    """
-    key, x = as_key(key), jax.tree.map(jnp.asarray, fit._inputs(x))
-    functions = _functions.draw(key, fit, num_samples, ordered=True)
-    model = fit.model
-    if not functions.drawn or not hasattr(model, "network"):
-        got = f"{type(model).__name__} with {type(fit.posterior).__name__}"
-        raise ModelError(message("There are no hidden units to take out.", got, "draws of the weights of an al.BNN", "fit a network"))
-    template = jax.eval_shape(model.weights, _tree.take(functions.given, 0))
-    found = [s for s in sites.find(model.apply, template, rows_of(signature(x))).sites if not s.first and len(s.leaf_axes) == 1]
-    known = {s.path: s for s in found}
-    if not known or (path is not None and path not in known):
-        raise ModelError(
-            message("There is no such layer of units.", path, f"one of {list(known)}", "pass the path of a weight that hidden units feed")
-        )
-    site = known[path] if path is not None else found[-1]
-    values = _contributions(model, _tree.paths(template).index(site.path), site.leaf_axes[0])(functions.given, x)
-    return Units(site.path, np.asarray(values, np.float64), float(threshold), functions.num_chains)
-
-
-@cached
-def _contributions(model: Any, leaf: int, axis: int) -> Callable:
-    """(params (S, …), x) → (S, m)."""
-
-    def one(params: Any, x: Any) -> Array:
-        weights, extra = model.weights(params), model.extra(params)
-        leaves, structure = jax.tree.flatten(weights)
-        number = leaves[leaf].shape[axis]
-        f = model.apply(weights, x, None)
-        mean = model.likelihood.mean(f, extra)
-        noise = jnp.sqrt(jnp.mean(model.likelihood.variance(f, extra)))
-
-        def without(j: Array) -> Array:
-            mask = (jnp.arange(number) != j).reshape([-1 if i == axis else 1 for i in range(leaves[leaf].ndim)])
-            cut = [value * mask.astype(value.dtype) if i == leaf else value for i, value in enumerate(leaves)]
-            change = mean - model.likelihood.mean(model.apply(jax.tree.unflatten(structure, cut), x, None), extra)
-            return jnp.sqrt(jnp.mean((change - jnp.mean(change, axis=0)) ** 2))
-
-        return jax.lax.map(without, jnp.arange(number)) / noise
-
-    return jax.jit(lambda given, x: jax.lax.map(lambda params: one(params, x), given))
-
-
-# ---- helpers ----------------------------------------------------------------------------------------------------------------------
-
-
-def _matrix(fit: Fit, x: Any) -> np.ndarray:
-    x = fit._inputs(x)
-    if not hasattr(x, "ndim") or x.ndim > 2:
-        raise DataError(
-            message("Inputs are columns of a table.", f"{getattr(x, 'shape', type(x).__name__)}", "x of shape (n, D)", "pass a table")
-        )
-    return np.asarray(x)
-
-
-def _names(names: Sequence[str] | None, number: int, default: list[str] | None = None) -> tuple[str, ...]:
-    if names is None:
-        return tuple(default if default is not None else [f"x{j}" for j in range(number)])
-    if len(names) != number:
-        raise DataError(message("The names do not fit the inputs.", f"{len(names)} names", f"{number}", "pass one name per input"))
-    return tuple(str(name) for name in names)
-
-
-def _units(fit: Fit) -> tuple[Any, Any]:
-    """y = loc + scale·z of a fit made from a table of numbers."""
-    scaler = fit.preprocessor
-    return (scaler.y_loc, scaler.y_scale) if scaler is not None and scaler.task == "regression" else (0.0, 1.0)
-
-
-def _tails(level: float) -> list[float]:
-    if not 0 < level < 1:
-        raise DataError(message("The band cannot be given.", f"level={level!r}", "a number in (0, 1)", "pass e.g. level=0.9"))
-    return [0.5 - level / 2, 0.5 + level / 2]
-
-
-def _stderr(values: np.ndarray, num_chains: int) -> np.ndarray:
-    """Monte Carlo standard error of the mean over the leading axis: by chains where there are any; 0 where nothing moves."""
-    values = np.asarray(values, np.float64)
-    if len(values) < 8 * num_chains:
-        return values.std(axis=0) / np.sqrt(len(values))
-    return np.nan_to_num(convergence.mcse(values.reshape(num_chains, -1, *values.shape[1:])))
-
-
 def _check_index(index: np.ndarray, number: int) -> None:
     if not len(index) or len(set(index.tolist())) != len(index) or index.min() < 0 or index.max() >= number:
         raise ModelError(message("There are no such coefficients.", index.tolist(), f"different numbers below {number}", "check the index"))
@@ -543,9 +282,3 @@ def _log_normal(difference: np.ndarray, covariance: np.ndarray) -> float:
 
 def _logistic(log_odds: Any) -> Any:
     return np.exp(-np.logaddexp(0.0, -np.asarray(log_odds, float)))
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    return "\n".join(line(row) for row in (head, *rows))
