@@ -75,22 +75,42 @@ def test_a_low_rank_of_all_directions_is_full(straight: tuple[al.Fit, al.Fit]) -
     np.testing.assert_allclose(fit.predict(1, at).variance, exact.predict(1, at).variance, rtol=1e-3)
 
 
-def test_tuning_finds_the_maximum_of_the_exact_evidence() -> None:
-    """Prior and noise set after the fit, with the mode that belongs to them, are those at which al.Exact has the largest evidence."""
+@pytest.fixture(scope="module")
+def best() -> tuple[float, float, float]:
+    """Prior scale and noise at which al.Exact has the largest evidence, and that evidence."""
     from scipy.optimize import minimize
 
     def evidence(logs: np.ndarray) -> float:
         prior, noise = np.exp(logs)
         return -al.fit(0, linear(float(noise), float(prior)), curve(), al.Exact(), progress=False).log_evidence.value
 
-    best = minimize(evidence, np.log([1.5, 0.1]), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-7})
+    found = minimize(evidence, np.log([1.2, 0.09]), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-7})
+    return (*np.exp(found.x), -found.fun)
+
+
+def found(fit: al.Fit) -> list[float]:
+    return [1.5 / np.sqrt(fit.posterior.tuned["prior_factor"][0]), np.exp(fit.posterior.mean["likelihood"]["log_scale"][0])]
+
+
+def test_tuning_finds_the_maximum_of_the_exact_evidence(best: tuple[float, float, float]) -> None:
+    """Prior and noise set after the fit, with the mode that belongs to them."""
     fit = al.fit(0, linear(al.Gaussian()), curve(), al.Laplace("full", tune="prior", tune_noise=True, base=QUICK), progress=False)
-    prior, noise = 1.5 / np.sqrt(fit.posterior.tuned["prior_factor"][0]), np.exp(fit.posterior.mean["likelihood"]["log_scale"][0])
-    np.testing.assert_allclose([prior, noise], np.exp(best.x), rtol=1e-3)
-    assert abs(fit.log_evidence.value + best.fun) < 1e-6
-    exact = al.fit(0, linear(float(noise), float(prior)), curve(), al.Exact(), progress=False)
+    np.testing.assert_allclose(found(fit), best[:2], rtol=1e-3)
+    assert abs(fit.log_evidence.value - best[2]) < 1e-6
+    prior, noise = (float(value) for value in found(fit))
+    exact = al.fit(0, linear(noise, prior), curve(), al.Exact(), progress=False)
     at = np.linspace(-2.0, 2.0, 9)
     np.testing.assert_allclose(fit.predict(1, at).mean, exact.predict(1, at).mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_factors_learned_during_the_training(best: tuple[float, float, float], structure: str) -> None:
+    """The same maximum, with mode and prior found together."""
+    base = al.MAP(num_steps=3000, learning_rate=0.03)
+    method = al.Laplace(structure, tune="prior", tune_noise=True, num_rounds=8, base=base)
+    fit = al.fit(0, linear(al.Gaussian()), curve(), method, progress=False)
+    np.testing.assert_allclose(found(fit), best[:2], rtol=2e-3)
+    assert abs(fit.log_evidence.value - best[2]) < 1e-3
 
 
 def test_two_weights() -> None:
@@ -271,6 +291,8 @@ def test_priors_that_do_not_curve_down_are_replaced() -> None:
         ({"structure": "kron", "curvature": "hessian"}, "all parameters"),
         ({"base": al.MAP(holdout=0.1)}, "init=fit"),
         ({"link": "identity"}, "link"),
+        ({"num_rounds": 3}, "during this training"),
+        ({"num_rounds": -1}, "num_rounds"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict, said: str) -> None:
@@ -296,6 +318,11 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
             "centred",
         ),
         (lambda: al.BNN(al.networks.MLP(3, (4,), 1), al.Gaussian(0.3)), al.Laplace("diag", tune_noise=True), "no noise to tune"),
+        (
+            lambda: al.BNN(al.networks.MLP(3, (4,), 1), al.Gaussian(0.3), al.priors.Laplace(1.0)),
+            al.Laplace("diag", tune="prior", num_rounds=2),
+            "normal prior",
+        ),
         (lambda: al.BNN(al.networks.MLP(3, (4,), 1), al.Gaussian(0.3)), al.Laplace("diag", subset=al.Subnetwork(3)), "structure='full'"),
     ],
 )

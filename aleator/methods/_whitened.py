@@ -22,63 +22,77 @@ class Whitened(NamedTuple):
     is known in full: then the mode can follow its prior."""
 
     group: np.ndarray
-    square: np.ndarray
+    square: Array
     logdet: Callable[[Array, Array], Array]
-    operator: Callable[[np.ndarray, float], Any]
+    operator: Callable[[Array, Any], Any]
     solve: Callable[[Array, Array, Array], Array] | None = None
 
 
-def whiten(
-    method: Any, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, weights: np.ndarray, scale: np.ndarray, model: Any
-) -> Whitened:
-    m = len(index)
+def groups(method: Any, plan: Plan, model: Any, index: np.ndarray) -> np.ndarray:
+    """Which factor of the prior's precision each of these weights has: all the same, one a block or leaf, or its own."""
+    if method.tune == "parameter":
+        return np.arange(len(index))
+    if method.tune != "layer":
+        return np.zeros(len(index), int)
+    if plan.structure in ("kron", "ekfac"):
+        of = np.full(plan.layout.size, len(plan.layout.blocks))
+        for number, block in enumerate(plan.layout.blocks):
+            of[block.numbers] = number
+        return of[index]
     template = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
     bounds = np.array([start for start, _ in curvature.offsets(template).values()])
-    leaf = np.searchsorted(bounds, index, side="right") - 1
-    layers = np.unique(leaf, return_inverse=True)[1]
+    return np.unique(np.searchsorted(bounds, index, side="right"), return_inverse=True)[1]
+
+
+def by_group(group: np.ndarray, values: Array) -> Array:
+    """Sums over the members of each group, (G,)."""
+    return jnp.zeros(int(group.max(initial=0)) + 1, values.dtype).at[group].add(values)
+
+
+def whiten(method: Any, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, weights: Array, scale: Array, model: Any) -> Whitened:
+    """For sums over all rows, weights w (m,) less the prior's mean and its scales (m,)."""
+    m, group = len(index), groups(method, plan, model, index)
     if plan.structure in ("kron", "ekfac"):
-        return _whiten_blocks(method, plan, sums, basis, weights, scale, index)
-    group = {"none": np.zeros(m, int), "prior": np.zeros(m, int), "layer": layers, "parameter": np.arange(m)}[method.tune]
-    square = np.bincount(group, (weights / scale) ** 2)
+        return _whiten_blocks(method, plan, sums, basis, weights, scale, index, group)
+    square = by_group(group, (weights / scale) ** 2)
     if plan.structure == "diag":
-        inside = np.maximum(sums.curvature[index], 0.0) * scale**2
+        inside = jnp.maximum(sums.curvature[index], 0.0) * scale**2
         return Whitened(
             group,
             square,
             lambda tau, c: jnp.sum(jnp.log(c * inside + tau[group])),
-            lambda tau, c: Diagonal(scale / np.sqrt(c * inside + tau[group])),
+            lambda tau, c: Diagonal(scale / jnp.sqrt(c * inside + tau[group])),
         )
     if plan.structure == "lowrank":
         # Q spans what the last pass was made of: eigenvectors of QᵀHQ, turned back.
-        vectors = np.asarray(basis[0], np.float64)
+        vectors = jnp.asarray(basis[0], sums.curvature.dtype)
         small = vectors.T @ sums.curvature
-        values, turned = np.linalg.eigh(0.5 * (small + small.T))
-        order = np.argsort(values)[::-1][: plan.rank]
-        values, vectors = np.maximum(values[order], 0.0), vectors @ turned[:, order]
+        values, turned = jnp.linalg.eigh(0.5 * (small + small.T))
+        values, vectors = jnp.maximum(values[::-1][: plan.rank], 0.0), vectors @ turned[:, ::-1][:, : plan.rank]
         return Whitened(
             group,
             square,
             lambda tau, c: m * jnp.log(tau[0]) + jnp.sum(jnp.log1p(c * values / tau[0])),
-            lambda tau, c: Complement(scale / np.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
+            lambda tau, c: Complement(scale / jnp.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
         )
     held = sums.curvature[0] if plan.number is not None else sums.curvature
     inside = scale[:, None] * 0.5 * (held + held.T) * scale
     if group.max(initial=0) == 0:
-        values, vectors = np.linalg.eigh(inside)
-        values = np.maximum(values, 0.0)
+        values, vectors = jnp.linalg.eigh(inside)
+        values = jnp.maximum(values, 0.0)
 
-        def dense(tau: np.ndarray, c: float) -> Root:
-            spread = 1.0 / np.sqrt(c * values + tau[0])
-            return Root(scale[:, None] * vectors * spread, 2.0 * np.sum(np.log(scale)) + 2.0 * np.sum(np.log(spread)))
+        def dense(tau: Array, c: Any) -> Root:
+            spread = 1.0 / jnp.sqrt(c * values + tau[0])
+            return Root(scale[:, None] * vectors * spread, 2.0 * jnp.sum(jnp.log(scale)) + 2.0 * jnp.sum(jnp.log(spread)))
 
         solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
         return Whitened(group, square, lambda tau, c: jnp.sum(jnp.log(c * values + tau[0])), dense, solve)
 
-    def factored(tau: np.ndarray, c: float) -> Root:
-        factor, _ = cholesky(c * inside + np.diag(tau[group]), "Laplace precision")
+    def factored(tau: Array, c: Any) -> Root:
         from scipy.linalg import solve_triangular
 
-        root = scale[:, None] * solve_triangular(factor, np.eye(m), lower=True).T
+        factor, _ = cholesky(np.asarray(whole(tau, c)), "Laplace precision")
+        root = np.asarray(scale)[:, None] * solve_triangular(factor, np.eye(m), lower=True).T
         return Root(root, 2.0 * np.sum(np.log(scale)) - 2.0 * np.sum(np.log(np.diagonal(factor))))
 
     whole = lambda tau, c: c * inside + jnp.diag(tau[group])
@@ -86,21 +100,16 @@ def whiten(
     return Whitened(group, square, lambda tau, c: jnp.linalg.slogdet(whole(tau, c))[1], factored, solve)
 
 
-def tune(
-    method: Any, target: Any, plan: Plan, sums: Sums, white: Whitened, z: np.ndarray, precision: np.ndarray, log_prior: float
-) -> tuple[np.ndarray, float, np.ndarray, float]:
-    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence).
+def evidence_of(target: Any, sums: Sums, white: Whitened, z: Array, trained: Array) -> tuple[Callable, Callable]:
+    """(log evidence of log factors {"prior": log τ (G,), "noise": log κ}, slope(τ, κ) of the log joint at the mode).
 
-    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = z/κ² − τz is the slope at the old
-    mode: a prior or noise other than that of the training has another mode, which the last term takes into account. It is left out where
-    H is not known in full.
+    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = τ₀z/κ² − τz is the slope at the mode that
+    was trained under τ₀: another prior or noise has another mode, which the last term takes into account. It is left out where H is not
+    known in full.
     """
-    import optax
-
-    counts = np.bincount(white.group).astype(np.float64)
-    rows = float(sums.mass) * target.model.targets()
-
-    slope = lambda tau, noise: (noise**-2 - tau[white.group]) * z
+    counts = np.bincount(white.group)
+    rows = sums.mass * target.model.targets()
+    slope = lambda tau, noise: (trained[white.group] * noise**-2 - tau[white.group]) * z
 
     def log_evidence(logs: dict) -> Array:
         tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
@@ -108,27 +117,46 @@ def tune(
         value = data + 0.5 * jnp.sum(counts * logs["prior"] - tau * white.square) - 0.5 * white.logdet(tau, noise**-2)
         return value if white.solve is None else value + 0.5 * slope(tau, noise) @ white.solve(tau, noise**-2, slope(tau, noise))
 
-    logs = {"prior": np.zeros(len(counts)), "noise": np.zeros(())}
-    free = {"prior": float(method.tune != "none"), "noise": float(method.tune_noise)}
-    with jax.enable_x64(True):
-        if any(free.values()):
-            optimizer = optax.adam(optax.cosine_decay_schedule(0.3, method.num_tune_steps))
+    return log_evidence, slope
 
-            def step(carry: tuple, _: None) -> tuple:
-                at, state = carry
-                uphill = jax.grad(log_evidence)(at)
-                updates, state = optimizer.update(jax.tree.map(lambda g, on: -g * on, uphill, free), state)
-                return (optax.apply_updates(at, updates), state), None
 
-            run = jax.jit(lambda at: jax.lax.scan(step, (at, optimizer.init(at)), None, method.num_tune_steps)[0][0])
-            logs = jax.tree.map(np.asarray, run(jax.tree.map(jnp.asarray, logs)))
-        value = float(log_evidence(jax.tree.map(jnp.asarray, logs)))
-        tau, noise = np.exp(logs["prior"]), float(np.exp(logs["noise"]))
-        moves = white.solve is not None and any(free.values())
-        shift = np.asarray(white.solve(tau, noise**-2, slope(tau, noise))) if moves else np.zeros(len(z))  # type: ignore[misc]
+def climb(log_evidence: Callable, logs: dict, free: dict, num_steps: int, rate: float) -> dict:
+    """Adam on the log factors that are free."""
+    import optax
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, num_steps))
+
+    def step(carry: tuple, _: None) -> tuple:
+        at, state = carry
+        updates, state = optimizer.update(jax.tree.map(lambda g, on: -g * on, jax.grad(log_evidence)(at), free), state)
+        return (optax.apply_updates(at, updates), state), None
+
+    return jax.lax.scan(step, (logs, optimizer.init(logs)), None, num_steps)[0][0]
+
+
+def free_factors(method: Any) -> dict:
+    return {"prior": float(method.tune != "none"), "noise": float(method.tune_noise)}
+
+
+def tune(
+    method: Any, target: Any, plan: Plan, sums: Sums, white: Whitened, z: Array, precision: Array, log_prior: float, trained: Array | None
+) -> tuple[Array, float, np.ndarray, float]:
+    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence). trained: factors that were found during
+    the training and are kept; None to look for them now."""
+    number = len(white.square)
+    start = jnp.ones(number) if trained is None else jnp.asarray(trained, float)
+    log_evidence, slope = evidence_of(target, sums, white, z, start)
+    logs = {"prior": jnp.log(start), "noise": jnp.zeros(())}
+    free = free_factors(method)
+    searching = trained is None and any(free.values())
+    if searching:
+        logs = jax.jit(lambda at: climb(log_evidence, at, free, method.num_tune_steps, 0.3))(logs)
+    value = float(log_evidence(logs))
+    tau, noise = jnp.exp(logs["prior"]), float(jnp.exp(logs["noise"]))
+    shift = np.zeros(len(z)) if white.solve is None or not searching else np.asarray(white.solve(tau, noise**-2, slope(tau, noise)))
     # For priors that are not Gaussian, the density at the mode is not that of the Gaussian with its curvature.
     if len(precision) == plan.layout.size:
-        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(np.sum(white.square))
+        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(jnp.sum(white.square))
         value += log_prior - gaussian
     return tau, noise, shift, value
 
@@ -162,38 +190,36 @@ def row_scales(scale: Array, block: curvature.Block, size: int, index: np.ndarra
     return jnp.exp(jnp.mean(jnp.log(scale[place[block.numbers]]), axis=1))
 
 
-def _whiten_blocks(method: Any, plan: Plan, sums: Sums, basis: Any, weights: np.ndarray, scale: np.ndarray, index: np.ndarray) -> Whitened:
+def _whiten_blocks(
+    method: Any, plan: Plan, sums: Sums, basis: Any, weights: Array, scale: Array, index: np.ndarray, group: np.ndarray
+) -> Whitened:
     """One Kronecker product a block, eigen-decomposed; a diagonal for the rest."""
+    size = int(group.max(initial=0)) + 1
     sides, corrected = sums.curvature
     place = np.zeros(plan.layout.size, np.int32)
     place[index] = np.arange(len(index))
     lefts, rights, values, scales, members = [], [], [], [], []
     for number, block in enumerate(plan.layout.blocks):
-        rows = np.asarray(row_scales(scale, block, plan.layout.size, index))
-        a, left = np.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
-        b, right = np.linalg.eigh(sides.outputs[number])
+        rows = row_scales(scale, block, plan.layout.size, index)
         positions = 1 if plan.reduce else block.positions
         if plan.structure == "ekfac":
-            left, right = np.asarray(basis[number][0], np.float64) / rows[:, None], np.asarray(basis[number][1], np.float64)
+            left, right = basis[number][0] / rows[:, None], jnp.asarray(basis[number][1])
             own = corrected[number]
         else:
-            own = np.outer(np.maximum(a, 0.0), np.maximum(b, 0.0)) / max(sums.mass * positions, 1e-300)
+            a, left = jnp.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
+            b, right = jnp.linalg.eigh(sides.outputs[number])
+            own = jnp.outer(jnp.maximum(a, 0.0), jnp.maximum(b, 0.0)) / (sums.mass * positions)
         for part, item in (
             (lefts, left),
             (rights, right),
-            (values, np.maximum(own, 0.0)),
+            (values, jnp.maximum(own, 0.0)),
             (scales, rows),
             (members, place[block.numbers.ravel()]),
         ):
             part.append(item)
     rest = place[plan.layout.rest]
-    rest_values = np.maximum(sides.rest, 0.0) * scale[rest] ** 2
-    per_layer = method.tune == "layer"
-    group = np.zeros(len(index), int)
-    for number, own in enumerate(members):
-        group[own] = number if per_layer else 0
-    group[rest] = len(members) if per_layer and len(rest) else 0
-    of = lambda number: number if per_layer else 0
+    rest_values = jnp.maximum(sides.rest, 0.0) * scale[rest] ** 2
+    of = lambda number: min(number, size - 1)  # one factor for all, or one a block and one for the rest
 
     def logdet(tau: Array, c: Array) -> Array:
         total = jnp.zeros(())
@@ -201,19 +227,18 @@ def _whiten_blocks(method: Any, plan: Plan, sums: Sums, basis: Any, weights: np.
             total = total + jnp.sum(jnp.log(c * own + tau[of(number)]))
         return total + (jnp.sum(jnp.log(c * rest_values + tau[of(len(values))])) if len(rest) else 0.0)
 
-    def operator(tau: np.ndarray, c: float) -> Blocks:
+    def operator(tau: Array, c: Any) -> Blocks:
         parts: list[Any] = [
             KroneckerEigen(left, right, 1.0 / (c * own + tau[of(number)]), rows)
             for number, (left, right, own, rows) in enumerate(zip(lefts, rights, values, scales, strict=True))
         ]
         where = list(members)
         if len(rest):
-            parts.append(Diagonal(scale[rest] / np.sqrt(c * rest_values + tau[of(len(values))])))
+            parts.append(Diagonal(scale[rest] / jnp.sqrt(c * rest_values + tau[of(len(values))])))
             where.append(rest)
         return Blocks(tuple(parts), tuple(where))
 
-    whole = np.empty(len(index))
+    whole = jnp.zeros(len(index), scale.dtype).at[rest].set(scale[rest])
     for own, rows, block in zip(members, scales, plan.layout.blocks, strict=True):
-        whole[own] = np.repeat(rows, block.numbers.shape[1])
-    whole[rest] = scale[rest]
-    return Whitened(group, np.bincount(group, (weights / whole) ** 2), logdet, operator)
+        whole = whole.at[own].set(jnp.repeat(rows, block.numbers.shape[1]))
+    return Whitened(group, by_group(group, (weights / whole) ** 2), logdet, operator)

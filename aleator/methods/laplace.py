@@ -17,12 +17,15 @@ from aleator.data import Batch
 from aleator.likelihoods import Gaussian as GaussianLikelihood
 from aleator.linalg import Root
 from aleator.loop import Algorithm, Phase
+from aleator.methods import _optimise
 from aleator.methods._method import Card, Method, check_positive
 from aleator.methods._passes import OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
-from aleator.methods._whitened import positive, prior_curvature, proper, row_scales, tune, whiten
+from aleator.methods._whitened import climb, evidence_of, free_factors, groups, positive, prior_curvature, proper, row_scales, tune, whiten
 from aleator.methods.map import MAP
+from aleator.methods.map import step as mode_step
 from aleator.model import Supervised
 from aleator.posterior import Gaussian, Linearised, Posterior, Score
+from aleator.priors import Normal
 
 STRUCTURES = ("full", "kron", "ekfac", "diag", "lowrank")
 CURVATURES = ("auto", "ggn", "empirical", "hessian")
@@ -41,13 +44,15 @@ class Best(NamedTuple):
 
 
 class State(NamedTuple):
-    """inner: of the search for the mode. params: where curvature is taken. basis: directions learned between passes. best: with a polish."""
+    """inner: of the search for the mode. params: where curvature is taken. basis: directions learned between passes. best: with a polish.
+    logs (G,): log factors of the prior's precision, where they are learned during the training."""
 
     inner: Any
     params: Tree
     sums: Sums
     basis: Any
     best: Any
+    logs: Any = ()
 
 
 class Info(NamedTuple):
@@ -88,6 +93,53 @@ def newton(state: State, target: Any, plan: Plan, blank: Sums, last: bool) -> tu
     return state._replace(params=best.params | {"network": moved}, sums=blank, best=best), Info(best.sums.log_likelihood)
 
 
+class Rescaled:
+    """A target whose prior precisions have factors τ: log p(w) − ½ Σ (τ − 1)((w − m)/s)². Likelihood parameters do not move where the
+    evidence sets them."""
+
+    def __init__(self, target: Any, factors: Array, index: np.ndarray, fixed_noise: bool):
+        self.target, self.factors, self.index, self.fixed_noise = target, factors, index, fixed_noise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def parts(self, params: Tree, batch: Batch | None, key: Key | None = None) -> tuple[Array, Array]:
+        if self.fixed_noise:
+            params = params | {"likelihood": jax.lax.stop_gradient(params["likelihood"])}
+        prior, data = self.target.parts(params, batch, key)
+        precision = jax.lax.stop_gradient(prior_curvature(self.target, params, self.index)[0])
+        offset = curvature.flat(params["network"])[self.index] - self.target.model.prior.loc
+        return prior - 0.5 * jnp.sum((self.factors - 1.0) * precision * offset**2), data
+
+
+def online(
+    key: Key, state: State, batch: Batch, method: Laplace, target: Any, plan: Plan, group: np.ndarray, packing: _optimise.Packing
+) -> tuple[State, Info]:
+    """One step of the training under the factors found so far."""
+    rescaled = Rescaled(target, jnp.exp(state.logs)[group], plan.index, method.tune_noise)
+    base: Any = method.base
+    moved, info = mode_step(key, state.inner, batch, rescaled, _optimise.optimizer(base), packing, base.adversarial)
+    return state._replace(inner=moved), Info(info.log_likelihood)
+
+
+def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _optimise.Packing, blank: Sums) -> tuple[State, Info]:
+    """After a pass: the factors climb the evidence at the present weights, whose mode is that of the old ones."""
+    params, sums = state.params, state.sums
+    scale = 1.0 / jnp.sqrt(prior_curvature(target, params, plan.index)[0])
+    offset = curvature.flat(params["network"])[plan.index] - target.model.prior.loc
+    white = whiten(method, plan, sums, state.basis, plan.index, offset, scale, target.model)
+    log_evidence, _ = evidence_of(target, sums, white, offset / scale, jnp.exp(state.logs))
+    first = {"prior": state.logs, "noise": jnp.zeros_like(sums.mass)}
+    logs = climb(log_evidence, first, free_factors(method), method.num_tune_steps, 0.1)
+    good = jnp.all(jnp.isfinite(logs["prior"])) & jnp.isfinite(logs["noise"])
+    logs = jax.tree.map(lambda new, old: jnp.where(good, new, old), logs, first)
+    if method.tune_noise:
+        moved = params["likelihood"]["log_scale"] + logs["noise"].astype(params["likelihood"]["log_scale"].dtype)
+        params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
+    inner = state.inner._replace(params=packing.pack(params))
+    return state._replace(inner=inner, params=params, sums=blank, logs=logs["prior"]), Info(sums.log_likelihood)
+
+
 def turn(state: State, plan: Plan, scale: Callable[[Tree], Array], blank: Sums) -> tuple[State, Info]:
     """Between passes: eigenvectors of the whitened factors (ekfac), or an orthonormal basis of what the curvature made of the last one."""
     info = Info(state.sums.log_likelihood)
@@ -121,6 +173,8 @@ class Laplace(Method):
     programs. predictive: "linearised" (of the network linearised at θ*, Gaussian in its outputs) or "sampled" (draws of weights). link: how
     linearised class logits become probabilities: "monte_carlo", "probit" or "bridge". tune: what the marginal likelihood sets after the
     fit: "none", one factor of the "prior" precision, one a "layer", or one a "parameter" (diag); tune_noise: the Gaussian noise as well.
+    num_rounds > 0 sets them during the training instead, after each of so many equal parts of it (Immer et al. 2021), so that mode and
+    prior belong together; base must be al.MAP and the prior al.Normal.
 
     Without `init` the mode is searched by `base` first. A full Laplace of up to 2,000 parameters polishes its mode by damped Newton steps.
     """
@@ -133,6 +187,7 @@ class Laplace(Method):
     tune: str = "none"
     tune_noise: bool = False
     num_tune_steps: int = 200
+    num_rounds: int = 0
     rank: int = 50
     reduce: bool = False
     batch_size: int | None = None
@@ -163,6 +218,8 @@ class Laplace(Method):
                     message(f"Laplace({name}=…) cannot be used.", repr(getattr(self, name)), f"one of {allowed}", "choose one")
                 )
         check_positive(self, "num_tune_steps", "rank", "batch_size", "byte_budget", whole=True)
+        if isinstance(self.num_rounds, bool) or not isinstance(self.num_rounds, int) or self.num_rounds < 0:
+            raise MethodError(message("Laplace.num_rounds cannot be used.", repr(self.num_rounds), "a whole number ≥ 0", "pass e.g. 10"))
         if not isinstance(self.base, Method) or self.base.holdout:
             raise MethodError(
                 message(
@@ -178,6 +235,15 @@ class Laplace(Method):
             )
         if self.tune == "layer" and self.structure == "lowrank":
             raise MethodError(message("A low-rank Laplace has one prior factor.", "tune='layer'", "'prior'", "use tune='prior'"))
+        if self.num_rounds and (not isinstance(self.base, MAP) or self.tune == "none" or self.structure in ("ekfac", "lowrank")):
+            raise MethodError(
+                message(
+                    "Factors cannot be learned during this training.",
+                    f"base={type(self.base).__name__}, tune={self.tune!r}, structure={self.structure!r}",
+                    "al.MAP, a tune other than 'none', and structure 'full', 'kron' or 'diag'",
+                    "change them, or use num_rounds=0",
+                )
+            )
         if self.curvature == "hessian" and (self.structure != "full" or self.subset != "all" or self.tune != "none" or self.tune_noise):
             raise MethodError(
                 message(
@@ -187,9 +253,6 @@ class Laplace(Method):
                     "use curvature='ggn'",
                 )
             )
-
-    def departures(self) -> list[str]:
-        return []
 
     def build(self, target: Any) -> Algorithm:
         network = isinstance(target.model, Supervised) and target.model.minibatch
@@ -208,11 +271,15 @@ class Laplace(Method):
     def _network(self, target: Any, kind: str) -> Algorithm:
         model = target.model
         plan = make_plan(self, target, kind)
+        if self.num_rounds:
+            plan = plan._replace(polish=False)
         _check_model(model, target, self, plan)
         double = plan.structure == "full" and len(plan.index) <= SMALL
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
             inner = self.base.build(target)
+            packing = _optimise.packing(jax.eval_shape(target.init, jax.random.key(0)))
         dtype = jnp.float64 if double else jnp.float32
+        group = groups(self, plan, model, plan.index)
         blank = lambda: Sums(
             empty(plan, dtype), *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.polish else 0,), (), ()))
         )
@@ -232,7 +299,8 @@ class Laplace(Method):
             elif plan.structure == "ekfac":
                 basis = tuple(tuple(jnp.zeros((size, size), dtype) for size in block.numbers.shape) for block in plan.layout.blocks)
             best = Best(start, jnp.asarray(-jnp.inf, dtype), blank(), jnp.zeros((), dtype)) if plan.polish else ()
-            return State(inner.init(key_inner, start), start, blank(), basis, best)
+            logs = jnp.zeros(int(group.max(initial=0)) + 1, dtype) if self.num_rounds else ()
+            return State(inner.init(key_inner, start), start, blank(), basis, best, logs)
 
         def arrive(key: Key, state: State, batch: None) -> tuple[State, Info]:
             params = inner.position(state.inner)
@@ -245,7 +313,13 @@ class Laplace(Method):
         between = Phase("turning", lambda key, state, batch: turn(state, plan, scale, blank()), 1, None)
         phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
         preliminary = len(phases)
-        if plan.polish:
+        if self.num_rounds:
+            train = lambda key, state, batch: online(key, state, batch, self, target, plan, group, packing)
+            new = lambda key, state, batch: renew(state, self, target, plan, packing, blank())
+            part = phases[0]._replace(step=train, num_steps=-(-int(phases[0].num_steps or 1) // self.num_rounds))
+            phases = [part, phases[-1], pass_over, Phase("evidence", new, 1, None)] * self.num_rounds + [pass_over]
+            preliminary = 0
+        elif plan.polish:
             steps = [lambda key, state, batch, last=last: newton(state, target, plan, blank(), last) for last in (False, True)]
             for number in range(NEWTON):
                 phases += [pass_over, Phase("Newton", steps[number == NEWTON - 1], 1, None)]
@@ -355,6 +429,10 @@ def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
     plain = same(weights, template["network"]) and all(
         bool(jnp.array_equal(a, b)) for a, b in zip(jax.tree.leaves(model.weights(probe)), jax.tree.leaves(probe["network"]), strict=True)
     )
+    if method.num_rounds and not isinstance(model.prior, Normal):
+        raise MethodError(
+            message("Factors are learned for a normal prior.", repr(model.prior), "al.Normal(…)", "change the prior, or use num_rounds=0")
+        )
     if not plain:
         raise MethodError(
             message(
@@ -378,13 +456,15 @@ def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
 
 def _notes(method: Laplace, plan: Plan, target: Any) -> dict[str, Any]:
     weights = jax.eval_shape(lambda: target.model.weights(target.model.init(jax.random.key(0))))
-    in_blocks = {int(i) for block in plan.layout.blocks for i in block.numbers.ravel()}
-    chosen = set(plan.index.tolist())
+    in_blocks, chosen = np.zeros(plan.layout.size + 1, bool), np.zeros(plan.layout.size + 1, bool)
+    chosen[plan.index] = True
+    for block in plan.layout.blocks:
+        in_blocks[block.numbers] = True
     rows = []
     for path, (start, shape) in curvature.offsets(weights).items():
         size = int(np.prod(shape))
-        kron = plan.structure in ("kron", "ekfac") and (size == 0 or start in in_blocks)
-        how = "at its mode" if start not in chosen else plan.structure if kron or plan.structure not in ("kron", "ekfac") else "diag"
+        kron = plan.structure in ("kron", "ekfac") and (size == 0 or in_blocks[start])
+        how = "at its mode" if not chosen[start] else plan.structure if kron or plan.structure not in ("kron", "ekfac") else "diag"
         rows.append({"path": path, "shape": list(shape), "treatment": how})
     return {"sites": rows, "bytes": num_bytes(plan)}
 
@@ -401,12 +481,12 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
         precision, _ = prior_curvature(target, double, index)
         precision, replaced = proper(np.asarray(precision), target, index)
         log_prior = float(target.model.prior.log_prob(double["network"], double["prior"], model.fan_in(double["network"])))
-    weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params["network"])]).astype(np.float64)[index]
-    scale = 1.0 / np.sqrt(precision)
-    offset = weights - getattr(model.prior, "loc", 0.0)
-    white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
-    factors, noise, shift, evidence = tune(method, target, plan, sums, white, offset / scale, precision, log_prior)
-    operator = jax.tree.map(np.asarray, white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature)))
+        scale = 1.0 / jnp.sqrt(jnp.asarray(precision))
+        offset = curvature.flat(double["network"])[index] - getattr(model.prior, "loc", 0.0)
+        white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
+        trained = np.exp(np.asarray(state.logs, np.float64)) if method.num_rounds else None
+        factors, noise, shift, evidence = tune(method, target, plan, sums, white, offset / scale, precision, log_prior, trained)
+        operator = jax.tree.map(np.asarray, white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature)))
     score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
     if noise != 1.0:
         moved = params["likelihood"]["log_scale"] + np.log(noise).astype(params["likelihood"]["log_scale"].dtype)
@@ -414,8 +494,17 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
     dtype = np.asarray(state.sums.log_likelihood).dtype
     operator = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, operator)
     tuned = {"prior_factor": np.asarray(factors), "noise_factor": np.asarray(noise), "replaced": np.asarray(replaced)}
-    moved = (scale * shift).astype(dtype)
-    return Linearised(params, operator, index, moved, tuned, plan.paths, method.link, method.predictive == "linearised", score)
+    return Linearised(
+        params,
+        operator,
+        index,
+        (np.asarray(scale) * shift).astype(dtype),
+        tuned,
+        plan.paths,
+        method.link,
+        method.predictive == "linearised",
+        score,
+    )
 
 
 def _finish_exact(target: Any, state: State) -> Posterior:
