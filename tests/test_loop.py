@@ -235,6 +235,28 @@ def test_parallel_modes_agree(parallel: str) -> None:
 
 
 @pytest.mark.parametrize("members", [None, 2])
+class Count(NamedTuple):
+    value: jax.Array
+
+
+@pytest.mark.parametrize("driver", ["loop", "step"])
+def test_members_that_are_done_wait_for_the_others(driver: str) -> None:
+    """Two counters to ten, from nought and from seven: each stops at ten, and ten steps have run, not a whole chunk."""
+    count = loop.Phase("count", lambda key, state, batch: (state + 1.0, Count(state)), 50, None)
+    algorithm = loop.Algorithm(
+        init=lambda key, start: start,
+        phases=(count,),
+        position=lambda state: state,
+        finish=lambda key, state, kept: None,
+        done=lambda state: state >= 10.0,
+        members=2,
+    )
+    result = loop.run(jax.random.key(0), algorithm, None, jnp.asarray([0.0, 7.0]), loop.Options(driver=driver, parallel="vmap"), "")
+    np.testing.assert_array_equal(result.state, [10.0, 10.0])
+    assert result.steps == 10
+    assert result.traces["value"].shape == (2, 10)
+
+
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_drivers_agree(members: int | None, batch_size: int | None) -> None:
     method = al.MAP(num_steps=30, batch_size=batch_size)
