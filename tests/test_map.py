@@ -130,3 +130,12 @@ def test_ensemble_of_exact_is_a_mixture() -> None:
     predictive = fit.predict(0, X, num_samples=300)
     np.testing.assert_allclose(predictive.variance, predictive.aleatoric + predictive.epistemic, rtol=1e-5)
     assert fit.sample(0, 5)["network"]["weight"].shape == (5, 1, 4)
+
+
+def test_a_run_shorter_than_a_look_is_looked_at_once() -> None:
+    """With fewer steps than check_every the end is what was seen, and not the start."""
+    x, y = cases.regression()
+    method = al.MAP(num_steps=30, holdout=0.2, check_every=100)
+    fit = al.fit(0, cases.network_model(), (x, y), method, progress=False)
+    whole = al.fit(0, cases.network_model(), (x, y), al.MAP(num_steps=30, holdout=0.2, check_every=30), progress=False)
+    np.testing.assert_array_equal(fit.predict(1, x).mean, whole.predict(1, x).mean)

@@ -146,7 +146,7 @@ class MAP(Method):
             finish=lambda key, state, kept: Point(position(state)),
             done=(lambda state: state.best.checks_since >= self.patience) if early else None,
             check=(lambda state, held: check(state, held, target, packing)) if early else None,
-            check_every=self.check_every,
+            check_every=min(self.check_every, self.num_steps),  # a short run is looked at once, at its end
             watch="log_likelihood",
         )
 
