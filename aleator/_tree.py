@@ -62,7 +62,7 @@ def as_float64(tree: Tree) -> Tree:
 
 def first_dtype(tree: Tree) -> Any:
     """The dtype of the first floating-point leaf, float32 where there is none."""
-    return next((leaf.dtype for leaf in jax.tree.leaves(tree) if np.asarray(leaf).dtype.kind == "f"), np.dtype(np.float32))
+    return next((leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)), jnp.dtype(jnp.float32))
 
 
 def sum_leaves(tree: Tree) -> jax.Array:

@@ -70,6 +70,11 @@ def gathered(state: State, batch: Batch, model: Any, plan: Plan, second: bool = 
     return state._replace(sums=sums), Info(sums.log_likelihood)
 
 
+def nothing(sums: Sums) -> Sums:
+    """The same sums before any row."""
+    return jax.tree.map(jnp.zeros_like, sums)
+
+
 def keep(best: Best, params: Tree, log_joint: Array, sums: Sums) -> Best:
     """The better of two points; steps are damped after a failure, less and less after successes."""
     better = log_joint >= best.log_joint
@@ -78,7 +83,7 @@ def keep(best: Best, params: Tree, log_joint: Array, sums: Sums) -> Best:
     return Best(new[0], new[1], new[2], damping)
 
 
-def newton(state: State, target: Any, plan: Plan, blank: Sums, last: bool) -> tuple[State, Info]:
+def newton(state: State, target: Any, plan: Plan, last: bool) -> tuple[State, Info]:
     """Keep the point if it is better than the best, then step from the best one: θ + (H + Π + μ·diag Π)⁻¹∇log joint, μ raised where a step
     failed. For a linear model with Gaussian noise one step ends at the mode."""
     best = keep(state.best, state.params, state.sums.log_likelihood + target.log_prior(state.params), state.sums)
@@ -90,7 +95,7 @@ def newton(state: State, target: Any, plan: Plan, blank: Sums, last: bool) -> tu
     step = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), gradient)
     network = best.params["network"]
     moved = curvature.unflat(curvature.flat(network).at[plan.index].add(jnp.where(jnp.isfinite(step), step, 0.0)), network)
-    return state._replace(params=best.params | {"network": moved}, sums=blank, best=best), Info(best.sums.log_likelihood)
+    return state._replace(params=best.params | {"network": moved}, sums=nothing(state.sums), best=best), Info(best.sums.log_likelihood)
 
 
 class Rescaled:
@@ -122,7 +127,7 @@ def online(
     return state._replace(inner=moved), Info(info.log_likelihood)
 
 
-def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _optimise.Packing, blank: Sums) -> tuple[State, Info]:
+def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _optimise.Packing) -> tuple[State, Info]:
     """After a pass: the factors climb the evidence at the present weights, whose mode is that of the old ones."""
     params, sums = state.params, state.sums
     scale = 1.0 / jnp.sqrt(prior_curvature(target, params, plan.index)[0])
@@ -137,10 +142,10 @@ def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _opti
         moved = params["likelihood"]["log_scale"] + logs["noise"].astype(params["likelihood"]["log_scale"].dtype)
         params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
     inner = state.inner._replace(params=packing.pack(params))
-    return state._replace(inner=inner, params=params, sums=blank, logs=logs["prior"]), Info(sums.log_likelihood)
+    return state._replace(inner=inner, params=params, sums=nothing(state.sums), logs=logs["prior"]), Info(sums.log_likelihood)
 
 
-def turn(state: State, plan: Plan, scale: Callable[[Tree], Array], blank: Sums) -> tuple[State, Info]:
+def turn(state: State, plan: Plan, scale: Callable[[Tree], Array]) -> tuple[State, Info]:
     """Between passes: eigenvectors of the whitened factors (ekfac), or an orthonormal basis of what the curvature made of the last one."""
     info = Info(state.sums.log_likelihood)
     if plan.number is not None:
@@ -156,7 +161,7 @@ def turn(state: State, plan: Plan, scale: Callable[[Tree], Array], blank: Sums) 
             bases.append((rows[:, None] * jnp.linalg.eigh(rows[:, None] * inner * rows)[1], jnp.linalg.eigh(outer)[1]))
         return state._replace(basis=tuple(bases)), info
     vectors = jnp.linalg.qr(state.sums.curvature)[0]
-    return state._replace(basis=(vectors, state.basis[1]), sums=blank), info
+    return state._replace(basis=(vectors, state.basis[1]), sums=nothing(state.sums)), info
 
 
 # ---- the method -----------------------------------------------------------------------------------------------------------------------
@@ -278,11 +283,10 @@ class Laplace(Method):
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
             inner = self.base.build(target)
             packing = _optimise.packing(jax.eval_shape(target.init, jax.random.key(0)))
-        dtype = jnp.float64 if double else jnp.float32
         group = groups(self, plan, model, plan.index)
-        blank = lambda: Sums(
-            empty(plan, dtype), *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.polish else 0,), (), ()))
-        )
+
+        def blank(dtype: Any) -> Sums:
+            return Sums(empty(plan, dtype), *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.polish else 0,), (), ())))
 
         def scale(params: Tree) -> Array:
             return 1.0 / jnp.sqrt(positive(prior_curvature(target, params, plan.index)[0], 1.0))
@@ -290,6 +294,7 @@ class Laplace(Method):
         def init(key: Key, start: Tree) -> State:
             key_inner, key_basis = jax.random.split(key)
             start = _tree.as_float64(start) if double else start  # a user's own parameters are single
+            dtype = _tree.first_dtype(start)
             basis: Any = ()
             if plan.structure == "lowrank":
                 width = min(len(plan.index), plan.rank + OVERSAMPLE)
@@ -298,9 +303,9 @@ class Laplace(Method):
                 basis = jnp.arange(plan.number, dtype=jnp.int32)
             elif plan.structure == "ekfac":
                 basis = tuple(tuple(jnp.zeros((size, size), dtype) for size in block.numbers.shape) for block in plan.layout.blocks)
-            best = Best(start, jnp.asarray(-jnp.inf, dtype), blank(), jnp.zeros((), dtype)) if plan.polish else ()
+            best = Best(start, jnp.asarray(-jnp.inf, dtype), blank(dtype), jnp.zeros((), dtype)) if plan.polish else ()
             logs = jnp.zeros(int(group.max(initial=0)) + 1, dtype) if self.num_rounds else ()
-            return State(inner.init(key_inner, start), start, blank(), basis, best, logs)
+            return State(inner.init(key_inner, start), start, blank(dtype), basis, best, logs)
 
         def arrive(key: Key, state: State, batch: None) -> tuple[State, Info]:
             params = inner.position(state.inner)
@@ -310,17 +315,17 @@ class Laplace(Method):
         rows = self.batch_size or rows_per_batch(plan, target)
         gather = lambda key, state, batch: gathered(state, batch, model, plan)
         pass_over = Phase("curvature", gather, None, "once", rows)
-        between = Phase("turning", lambda key, state, batch: turn(state, plan, scale, blank()), 1, None)
+        between = Phase("turning", lambda key, state, batch: turn(state, plan, scale), 1, None)
         phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
         preliminary = len(phases)
         if self.num_rounds:
             train = lambda key, state, batch: online(key, state, batch, self, target, plan, group, packing)
-            new = lambda key, state, batch: renew(state, self, target, plan, packing, blank())
+            new = lambda key, state, batch: renew(state, self, target, plan, packing)
             part = phases[0]._replace(step=train, num_steps=-(-int(phases[0].num_steps or 1) // self.num_rounds))
             phases = [part, phases[-1], pass_over, Phase("evidence", new, 1, None)] * self.num_rounds + [pass_over]
             preliminary = 0
         elif plan.polish:
-            steps = [lambda key, state, batch, last=last: newton(state, target, plan, blank(), last) for last in (False, True)]
+            steps = [lambda key, state, batch, last=last: newton(state, target, plan, last) for last in (False, True)]
             for number in range(NEWTON):
                 phases += [pass_over, Phase("Newton", steps[number == NEWTON - 1], 1, None)]
         elif plan.structure == "lowrank":
