@@ -234,7 +234,6 @@ def test_parallel_modes_agree(parallel: str) -> None:
     assert sum(other.manifest["plan"]["groups"]) == 4
 
 
-@pytest.mark.parametrize("members", [None, 2])
 class Count(NamedTuple):
     value: jax.Array
 
@@ -257,6 +256,7 @@ def test_members_that_are_done_wait_for_the_others(driver: str) -> None:
     assert result.traces["value"].shape == (2, 10)
 
 
+@pytest.mark.parametrize("members", [None, 2])
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_drivers_agree(members: int | None, batch_size: int | None) -> None:
     method = al.MAP(num_steps=30, batch_size=batch_size)
