@@ -60,6 +60,18 @@ def as_float64(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
 
 
+def flat(tree: Tree) -> jax.Array:
+    """All leaves as one vector, in the order of the tree."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def unflat(vector: Any, like: Tree) -> Tree:
+    """The inverse: a tree with the structure and shapes of `like`, in the vector's dtype."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = jnp.split(vector, np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+
+
 def first_dtype(tree: Tree) -> Any:
     """The dtype of the first floating-point leaf, float32 where there is none."""
     return next((leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)), jnp.dtype(jnp.float32))

@@ -59,17 +59,6 @@ class Taps(NamedTuple):
 # ---- where the weights are ----------------------------------------------------------------------------------------------------------
 
 
-def flat(weights: Tree) -> jax.Array:
-    """All leaves as one vector (P,)."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(weights)])
-
-
-def unflat(vector: Array, like: Tree) -> Tree:
-    leaves, structure = jax.tree.flatten(like)
-    parts = jnp.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)])
-
-
 def offsets(weights: Tree) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Path → (number of its first entry, shape)."""
     leaves = jax.tree.leaves(weights)
@@ -245,11 +234,11 @@ def gradients(inputs: Array, cotangents: Array) -> Array:
 
 def jacobian(model: Any, weights: Tree, x: Tree, index: np.ndarray) -> Array:
     """∂f/∂w at each row for the weights with these numbers, (n, k, len(index)), by one backward pass an output and row."""
-    vector = flat(weights)
+    vector = _tree.flat(weights)
 
     def one(row: Tree) -> Array:
         def outputs(part: Array) -> Array:
-            whole = unflat(vector.at[index].set(part), weights)
+            whole = _tree.unflat(vector.at[index].set(part), weights)
             return model.apply(whole, jax.tree.map(lambda leaf: leaf[None], row), None)[0]
 
         return jax.jacrev(outputs)(vector[index])
@@ -345,8 +334,8 @@ def dense(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarra
 
 def product(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarray, kind: str, vectors: Array) -> Array:
     """Curvature times vectors (m, q) over one batch, without forming it: forward, through Λ, and back."""
-    vector = flat(weights)
-    apply = lambda part: model.apply(unflat(vector.at[index].set(part), weights), batch.x, None)
+    vector = _tree.flat(weights)
+    apply = lambda part: model.apply(_tree.unflat(vector.at[index].set(part), weights), batch.x, None)
     outputs, forward = jax.linearize(apply, vector[index])
     backward = jax.linear_transpose(forward, vector[index])
     root = roots(kind, model, outputs, batch, extra)

@@ -22,7 +22,7 @@ from aleator._version import __version__
 from aleator.data import Batch, Data, Stream, as_data, check_arrays
 from aleator.methods import Method
 from aleator.model import signature
-from aleator.posterior import Draws, Posterior, Sampled, Score
+from aleator.posterior import Draws, Posterior, Score
 from aleator.predictive import Predictive
 from aleator.target import DensityTarget, Target
 
@@ -61,11 +61,7 @@ class Fit:
         `predict` knows each row's distribution; a curve needs all rows under the same θ.
         """
         key, x = as_key(key), self._inputs(x)
-        if isinstance(self.posterior, Sampled):
-            return self._predictive(Sampled.outputs(self.posterior, key, self.model, x, num_samples)).draws
-        with jax.enable_x64(True):  # exact posteriors are held in double precision
-            draws = Draws(self.posterior.sample(key, num_samples))
-            return self._predictive(draws.outputs(key, self.model, x, num_samples)).draws
+        return self._predictive(self.posterior.functions(key, self.model, x, num_samples)).draws
 
     def sample(self, key: KeyLike, num_samples: int) -> Tree:
         """Draws from the posterior over parameters, leaves (num_samples, …)."""

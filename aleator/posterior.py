@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,9 @@ class Score(NamedTuple):
 
 
 class Posterior(abc.ABC):
-    """What a Fit asks of a posterior. draws_functions: each of the draws in `outputs` is one function at all rows."""
+    """What a Fit asks of a posterior."""
 
     log_evidence: Score | None
-    draws_functions: ClassVar[bool] = False
 
     @abc.abstractmethod
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
@@ -51,6 +50,11 @@ class Posterior(abc.ABC):
     @abc.abstractmethod
     def sample(self, key: Key, num_samples: int) -> Tree:
         """Parameter draws, leaves (num_samples, …)."""
+
+    def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        """Draws of f, each one function at all rows, where `outputs` may know the rows one by one only."""
+        with jax.enable_x64(True):  # exact posteriors are held in double precision
+            return _draw_outputs(model, self.sample(key, num_samples), x, None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,7 +100,6 @@ class Sampled(Posterior):
     """
 
     log_evidence: Score | None
-    draws_functions: ClassVar[bool] = True
 
     def draw(self, key: Key) -> Tree:
         """One parameter tree; the key is on the fast generator."""
@@ -117,6 +120,9 @@ class Sampled(Posterior):
         return _draws(num_samples)(dataclasses.replace(self, log_evidence=None), key)  # type: ignore[type-var]
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        return self.functions(key, model, x, num_samples)
+
+    def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         bare = dataclasses.replace(self, log_evidence=None)  # type: ignore[type-var]
         per_draw, per_row = 2 * _tree.nbytes(bare), row_bytes(model, x)
         fixed = lambda rows: per_draw + rows * per_row
@@ -189,10 +195,10 @@ class Linearised(Sampled):
 
     def draw(self, key: Key) -> Tree:
         network = self.mean["network"]
-        vector = curvature.flat(network)
+        vector = _tree.flat(network)
         noise = jax.random.normal(key, (self.operator.num_noise,), vector.dtype)
         moved = vector.at[self.index].add((self.shift + self.operator.sqrt_matvec(noise)).astype(vector.dtype))
-        return self.mean | {"network": curvature.unflat(moved, network)}
+        return self.mean | {"network": _tree.unflat(moved, network)}
 
     def function(self, key: Key, model: Any, x: Tree) -> tuple[Tree, dict]:
         if not self.linear:
@@ -204,7 +210,7 @@ class Linearised(Sampled):
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         if not self.linear:
-            return super().outputs(key, model, x, num_samples)
+            return self.functions(key, model, x, num_samples)
         likelihood, double = model.likelihood, _tree.first_dtype(self.operator) == np.float64
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
             extra = jax.tree.map(np.asarray, model.extra(jax.tree.map(jnp.asarray, self.mean)))
@@ -265,7 +271,6 @@ class RankOne(Sampled):
     own: tuple[Array, ...]
     shared: tuple[str, ...]
     log_evidence: Score | None = None
-    draws_functions: ClassVar[bool] = False
 
     @property
     def num_members(self) -> int:
@@ -428,7 +433,7 @@ class Mixture(Posterior):
         share = max(1, num_samples // len(self.components))
         weights = None if self.weights is None else np.repeat(np.asarray(self.weights) / share, share)
         if all(isinstance(component, Sampled) for component in self.components):
-            parts = [Sampled.outputs(component, k, model, x, share) for component, k in zip(self.components, keys, strict=True)]
+            parts = [component.functions(k, model, x, share) for component, k in zip(self.components, keys, strict=True)]
             join = lambda *leaves: np.concatenate(leaves)
             return Outputs(
                 draws=jax.tree.map(join, *[p.draws for p in parts]), weights=weights, extra=jax.tree.map(join, *[p.extra for p in parts])

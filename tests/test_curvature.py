@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aleator as al
-from aleator import curvature, linalg
+from aleator import _tree, curvature, linalg
 from aleator.data import Batch
 from aleator.model import signature
 
@@ -73,10 +73,10 @@ def problem(network: str, likelihood: str) -> tuple[Any, Any, Batch, curvature.L
 
 def literal(model: Any, weights: Any, batch: Batch, extra: dict) -> tuple[np.ndarray, np.ndarray]:
     """(Jacobians (n, k, P), GGN (P, P)): one row and one entry of the Hessian of −log p in f at a time, no root."""
-    vector = curvature.flat(weights)
+    vector = _tree.flat(weights)
     jacobians, total = [], np.zeros((vector.size, vector.size))
     for i in range(N):
-        f = lambda v, i=i: model.apply(curvature.unflat(v, weights), batch.x[i : i + 1], None)[0]
+        f = lambda v, i=i: model.apply(_tree.unflat(v, weights), batch.x[i : i + 1], None)[0]
         jacobian = np.asarray(jax.jacfwd(f)(vector), np.float64)
         loss = lambda out, i=i: -model.likelihood.log_prob(out[None], batch.y[i : i + 1], extra)[0]
         inner = np.asarray(jax.hessian(loss)(f(vector)), np.float64)

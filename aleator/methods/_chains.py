@@ -240,7 +240,7 @@ def flat_layout(target: Any) -> Layout:
         f"{p}[{','.join(map(str, i))}]" if leaf.shape else p for p, leaf in zip(paths, leaves, strict=True) for i in np.ndindex(leaf.shape)
     ]
     return Layout(
-        ravel=lambda tree: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(jnp.result_type(float)),
+        ravel=lambda tree: _tree.flat(tree).astype(jnp.result_type(float)),
         unravel=lambda q: jax.tree.unflatten(structure, [q[a:b].reshape(leaf.shape) for a, b, leaf in parts]),
         unravel_all=lambda draws: jax.tree.unflatten(
             structure, [draws[..., a:b].reshape(int(np.prod(draws.shape[:-1])), *leaf.shape) for a, b, leaf in parts]

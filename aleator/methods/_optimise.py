@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
@@ -31,14 +30,11 @@ def packing(template: Tree) -> Packing:
         return Packing(lambda tree: tree, lambda tree: tree)
     bounds = np.cumsum([0] + [int(np.prod(leaf.shape)) for leaf in leaves])
 
-    def pack(tree: Tree) -> Array:
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
     def unpack(flat: Array) -> Tree:
         parts = [flat[a:b].reshape(leaf.shape) for a, b, leaf in zip(bounds[:-1], bounds[1:], leaves, strict=True)]
         return jax.tree.unflatten(structure, parts)
 
-    return Packing(pack, unpack)
+    return Packing(_tree.flat, unpack)
 
 
 def schedule(method: Any) -> float | Callable:

@@ -115,7 +115,7 @@ def add(sums: Sums, params: Tree, basis: Any, batch: Batch, model: Any, plan: Pl
     total = lambda w: batch.weighted_sum(model.likelihood.log_prob(model.apply(w, batch.x, None), batch.y, extra))
     if plan.polish:
         value, slope = jax.value_and_grad(total)(weights)
-        gradient = sums.gradient + curvature.flat(slope)
+        gradient = sums.gradient + _tree.flat(slope)
     else:
         value, gradient = total(weights), sums.gradient
     residual = sums.residual

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aleator import curvature
+from aleator import _tree, curvature
 from aleator._typing import Array, Tree
 from aleator.linalg import Blocks, Complement, Diagonal, KroneckerEigen, Root, cholesky
 from aleator.methods._passes import Plan, Sums
@@ -165,7 +165,7 @@ def prior_curvature(target: Any, params: Tree, index: np.ndarray) -> tuple[Array
     """(−∂²log p(w)/∂w², ∂log p(w)/∂w) for the weights with these numbers, (m,) each; priors here are products over weights."""
     log_prior = lambda network: target.log_prior(params | {"network": network})
     slope, change = jax.jvp(jax.grad(log_prior), (params["network"],), (jax.tree.map(jnp.ones_like, params["network"]),))
-    return -curvature.flat(change)[index], curvature.flat(slope)[index]
+    return -_tree.flat(change)[index], _tree.flat(slope)[index]
 
 
 def proper(precision: np.ndarray, target: Any, index: np.ndarray) -> tuple[np.ndarray, int]:
@@ -174,7 +174,7 @@ def proper(precision: np.ndarray, target: Any, index: np.ndarray) -> tuple[np.nd
     bad = ~(np.isfinite(precision) & (precision > 0.0))
     if not bad.any():
         return precision, 0
-    draws = jax.vmap(lambda key: curvature.flat(target.sample_prior(key)["network"]))(jax.random.split(jax.random.key(0), 256))
+    draws = jax.vmap(lambda key: _tree.flat(target.sample_prior(key)["network"]))(jax.random.split(jax.random.key(0), 256))
     spread = np.asarray(jnp.median(jnp.abs(draws - jnp.median(draws, axis=0)), axis=0))[index] * 1.4826
     return np.where(bad, 1.0 / np.maximum(spread, 1e-6) ** 2, precision), int(bad.sum())
 

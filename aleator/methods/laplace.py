@@ -94,7 +94,7 @@ def newton(state: State, target: Any, plan: Plan, last: bool) -> tuple[State, In
     matrix = best.sums.curvature + jnp.diag(precision * (1.0 + best.damping))
     step = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), gradient)
     network = best.params["network"]
-    moved = curvature.unflat(curvature.flat(network).at[plan.index].add(jnp.where(jnp.isfinite(step), step, 0.0)), network)
+    moved = _tree.unflat(_tree.flat(network).at[plan.index].add(jnp.where(jnp.isfinite(step), step, 0.0)), network)
     return state._replace(params=best.params | {"network": moved}, sums=nothing(state.sums), best=best), Info(best.sums.log_likelihood)
 
 
@@ -113,7 +113,7 @@ class Rescaled:
             params = params | {"likelihood": jax.lax.stop_gradient(params["likelihood"])}
         prior, data = self.target.parts(params, batch, key)
         precision = jax.lax.stop_gradient(prior_curvature(self.target, params, self.index)[0])
-        offset = curvature.flat(params["network"])[self.index] - self.target.model.prior.loc
+        offset = _tree.flat(params["network"])[self.index] - self.target.model.prior.loc
         return prior - 0.5 * jnp.sum((self.factors - 1.0) * precision * offset**2), data
 
 
@@ -131,7 +131,7 @@ def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _opti
     """After a pass: the factors climb the evidence at the present weights, whose mode is that of the old ones."""
     params, sums = state.params, state.sums
     scale = 1.0 / jnp.sqrt(prior_curvature(target, params, plan.index)[0])
-    offset = curvature.flat(params["network"])[plan.index] - target.model.prior.loc
+    offset = _tree.flat(params["network"])[plan.index] - target.model.prior.loc
     white = whiten(method, plan, sums, state.basis, plan.index, offset, scale, target.model)
     log_evidence, _ = evidence_of(target, sums, white, offset / scale, jnp.exp(state.logs))
     first = {"prior": state.logs, "noise": jnp.zeros_like(sums.mass)}
@@ -367,8 +367,8 @@ class Laplace(Method):
             return state._replace(params=inner.position(state.inner)), Info(state.sums.log_likelihood)
 
         def look(key: Key, state: State, batch: Batch | None, last: bool = False) -> tuple[State, Info]:
-            joint = lambda vector: target.log_joint(curvature.unflat(vector, state.params), batch)
-            at = curvature.flat(state.params)
+            joint = lambda vector: target.log_joint(_tree.unflat(vector, state.params), batch)
+            at = _tree.flat(state.params)
             value, slope = jax.value_and_grad(joint)(at)
             hessian = -jax.hessian(joint)(at)
             sums = Sums(0.5 * (hessian + hessian.T), value, slope, state.sums.residual, state.sums.mass)
@@ -379,8 +379,8 @@ class Laplace(Method):
             eigenvalues, vectors = jnp.linalg.eigh(best.sums.curvature)
             size_of = jnp.maximum(jnp.abs(eigenvalues), 1e-8) * (1.0 + best.damping)
             step = vectors @ ((vectors.T @ best.sums.gradient) / size_of)
-            moved = curvature.flat(best.params) + jnp.where(jnp.isfinite(step), step, 0.0)
-            return state._replace(params=curvature.unflat(moved, best.params), best=best), Info(best.log_joint)
+            moved = _tree.flat(best.params) + jnp.where(jnp.isfinite(step), step, 0.0)
+            return state._replace(params=_tree.unflat(moved, best.params), best=best), Info(best.log_joint)
 
         once = Phase("Newton", look, 3 * NEWTON, batches)
         end = Phase("curvature", lambda key, state, batch: look(key, state, batch, True), 1, batches)
@@ -487,7 +487,7 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
         precision, replaced = proper(np.asarray(precision), target, index)
         log_prior = float(target.model.prior.log_prob(double["network"], double["prior"], model.fan_in(double["network"])))
         scale = 1.0 / jnp.sqrt(jnp.asarray(precision))
-        offset = curvature.flat(double["network"])[index] - getattr(model.prior, "loc", 0.0)
+        offset = _tree.flat(double["network"])[index] - getattr(model.prior, "loc", 0.0)
         white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
         trained = np.exp(np.asarray(state.logs, np.float64)) if method.num_rounds else None
         factors, noise, shift, evidence = tune(method, target, plan, sums, white, offset / scale, precision, log_prior, trained)

@@ -83,8 +83,8 @@ def init(key: Key, start: Tree, setting: Setting, shapes: Tree, noise: tuple[flo
     square, zeros = jnp.asarray(setting.widths**2), jnp.zeros(len(setting.widths))
     sites = Sites(jnp.full_like(zeros, (shape - 1.0) / rate), zeros, zeros, zeros)
     return State(
-        _cut(square * jax.random.normal(key, zeros.shape), shapes),
-        _cut(square * rate / (shape - 1.0), shapes),
+        _tree.unflat(square * jax.random.normal(key, zeros.shape), shapes),
+        _tree.unflat(square * rate / (shape - 1.0), shapes),
         Noise(jnp.full((k,), noise[0]), jnp.full((k,), noise[1])),
         jnp.asarray(shape),
         jnp.asarray(rate),
@@ -187,9 +187,9 @@ def refine(state: State, setting: Setting) -> State:
         pick = lambda new, old: jnp.where(sound, new, old)
         return (pick(new_shape, shape), pick(new_rate, rate)), (pick(new_m, m), pick(new_v, v), jax.tree.map(pick, fresh, site))
 
-    entries = (_flat(state.mean) / widths, _flat(state.variance) / widths**2, state.sites)
+    entries = (_tree.flat(state.mean) / widths, _tree.flat(state.variance) / widths**2, state.sites)
     (shape, rate), (m, v, sites) = jax.lax.scan(one, (state.shape, state.rate), entries)
-    mean, variance = _cut(m * widths, state.mean), _cut(v * widths**2, state.mean)
+    mean, variance = _tree.unflat(m * widths, state.mean), _tree.unflat(v * widths**2, state.mean)
     return state._replace(mean=mean, variance=variance, shape=shape, rate=rate, sites=sites)
 
 
@@ -260,18 +260,6 @@ class PBP(Method):
 def noise_variance(noise: Noise) -> Array:
     """E[1/γ] = β/(α − 1), (k,)."""
     return noise.rate / (noise.shape - 1.0)
-
-
-def _flat(tree: Tree) -> Array:
-    """All leaves as one vector, in the order of `_cut`."""
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
-
-
-def _cut(vector: Array, like: Tree) -> Tree:
-    """A vector as a tree of the shapes of `like`."""
-    leaves, structure = jax.tree.flatten(like)
-    parts = jnp.split(vector, np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
 def _check(model: Any, temperature: float, default: tuple[float, float]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aleator import _tree
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
@@ -189,8 +190,7 @@ def posterior(state: State, packing: _optimise.Packing) -> Posterior:
         return Point(packing.unpack(state.params))
     mean = packing.unpack(state.mean)
     chosen = (True,) * len(jax.tree.leaves(mean))
-    flat = lambda tree: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-    variance = flat(state.square) / number
+    variance = _tree.flat(state.square) / number
     rings = jax.tree.leaves(state.deviations)
     if not rings:
         return Gaussian(mean, Diagonal(jnp.maximum(jnp.sqrt(variance), FLOOR)), chosen)
