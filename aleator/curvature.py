@@ -227,6 +227,15 @@ def _patches(site: sites.Site, inputs: Array, weight: Array, compute: Callable, 
     return jnp.concatenate([seen, jnp.ones((*seen.shape[:2], 1), seen.dtype)], axis=2) if block.bias else seen
 
 
+def numbers_per_row(plan: Layout, outputs: int) -> int:
+    """How many numbers a row keeps alive in a pass: inputs and cotangents of every block, Jacobians of the rest; where the block's outputs are
+    the network's own, no cotangents."""
+    if plan.direct:
+        return plan.blocks[0].numbers.shape[0] + outputs
+    blocks = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.blocks)
+    return blocks + outputs * (len(plan.rest) + outputs)
+
+
 def gradients(inputs: Array, cotangents: Array) -> Array:
     """(r, n, a, b): gradients of r functions of each row in one block."""
     return jnp.einsum("nta,rntb->rnab", inputs, cotangents)

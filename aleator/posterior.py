@@ -178,9 +178,10 @@ class Gaussian(Sampled):
 class Linearised(Sampled):
     """w ~ N(w* + shift, Σ) over the weights with numbers `index`, seen through the network linearised at w*: f(x) = f(x, w*) + J(x)(w − w*).
 
-    mean: the parameters at w*. shift (m,): how far a tuned prior or noise moves their mean. operator: Σ (m, m) as in `aleator.linalg`. paths: the leaves that vary (None: all of the network). link: how Gaussian class logits become
-    probabilities, "monte_carlo", "probit" (logits divided by √(1 + πv/8)) or "bridge" (the Dirichlet whose logits have these moments).
-    linear=False: draws of weights go through the network itself. tuned: what the marginal likelihood has set.
+    mean: the parameters at w*. shift (m,): how far a tuned prior or noise moves their mean. operator: Σ (m, m) as in `aleator.linalg`.
+    paths: the leaves that vary (None: all of the network). link: how Gaussian class logits become probabilities, "monte_carlo", "probit"
+    (logits divided by √(1 + πv/8)) or "bridge" (the Dirichlet whose logits have these moments). linear=False: draws of weights go through
+    the network itself. tuned: what the marginal likelihood has set.
     """
 
     mean: Tree
@@ -224,14 +225,10 @@ class Linearised(Sampled):
     def moments(self, model: Any, x: Tree) -> tuple[np.ndarray, np.ndarray]:
         """Mean (rows, k) and covariance (rows, k, k) of f at each row; only variances (rows, k) where there are many outputs."""
         bare = dataclasses.replace(self, log_evidence=None, tuned={})
-        compute = _moments(model, signature(x), self.paths, isinstance(self.operator, Blocks))
-        outputs = model.likelihood.num_outputs(model.targets())
-        numbers = (
-            len(self.index)
-            if not isinstance(self.operator, Blocks)
-            else sum(sum(op.variance.shape) for op in self.operator.operators if hasattr(op, "left"))
-        )
-        return _by_rows(lambda rows: compute(bare, rows), x, lambda rows: rows * (8 * outputs * (numbers + outputs) + row_bytes(model, x)))
+        blocks, outputs = isinstance(self.operator, Blocks), model.likelihood.num_outputs(model.targets())
+        compute, plan = _moments(model, signature(x), self.paths, blocks)
+        numbers = curvature.numbers_per_row(plan, outputs) if blocks else outputs * (2 * len(self.index) + outputs)
+        return _by_rows(lambda rows: compute(bare, rows), x, lambda rows: rows * (8 * numbers + row_bytes(model, x)))
 
 
 @sampled(("mean", "values"), ("family", "chosen"))
@@ -501,8 +498,8 @@ def _row_bytes(model: Any, shapes: Any) -> int:
 
 
 @cached
-def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, blocks: bool) -> Callable:
-    """Mean and covariance of linearised outputs, compiled once per model and choice of weights."""
+def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, blocks: bool) -> tuple[Callable, curvature.Layout]:
+    """Mean and covariance of linearised outputs, compiled once per model and choice of weights; and how these are laid out."""
     plan = curvature.layout(model, shapes, paths)
     many = model.likelihood.num_outputs(model.targets()) > MANY_OUTPUTS
 
@@ -513,7 +510,7 @@ def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, blocks: boo
         jacobian = curvature.jacobian(model, weights, x, posterior.index)
         return model.apply(weights, x, None) + jacobian @ posterior.shift, posterior.operator.sandwich(jacobian)
 
-    return jax.jit(moments)
+    return jax.jit(moments), plan
 
 
 def _linked(key: Key, mean: np.ndarray, spread: np.ndarray, link: str, num_samples: int) -> np.ndarray:

@@ -204,7 +204,7 @@ def test_blocks_and_rows_agree_on_functions(mode: al.Fit) -> None:
 
 def test_the_last_layer_needs_no_backward_pass(mode: al.Fit) -> None:
     """Its Kronecker identity equals the same posterior seen through Jacobians; many outputs give variances alone."""
-    from aleator import curvature, posterior
+    from aleator import curvature
 
     x, y = classes()
     fit = al.fit(0, classifier(), (x, y), al.Laplace("kron", subset="last_layer"), init=mode, progress=False)
@@ -215,7 +215,6 @@ def test_the_last_layer_needs_no_backward_pass(mode: al.Fit) -> None:
     assert plan.direct
     _, many = curvature.function_covariance(fit.model, fit.posterior.mean["network"], x[:6], plan, fit.posterior.operator, many=True)
     np.testing.assert_allclose(many, np.diagonal(spread, axis1=1, axis2=2), rtol=1e-3, atol=1e-5)
-    assert posterior.MANY_OUTPUTS > 3
 
 
 def test_a_subnetwork_is_the_widest_weights(mode: al.Fit) -> None:
@@ -238,7 +237,7 @@ def test_sampled_weights_have_the_operator_s_moments(mode: al.Fit) -> None:
     assert np.all(np.abs(flat.var(axis=0) / wanted - 1.0) < 5.0 * np.sqrt(2.0 / 4000))
 
 
-def test_ensembles_mix(mode: al.Fit) -> None:
+def test_ensembles_mix() -> None:
     x, y = classes()
     fit = al.fit(0, classifier(), (x, y), al.Ensemble(al.Laplace("diag", base=al.MAP(num_steps=60)), 2), progress=False)
     assert fit.predict(1, x[:4], num_samples=100).probs.shape == (4, 3)
@@ -303,10 +302,10 @@ def test_bad_settings_are_refused(settings: dict, said: str) -> None:
 def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
     x, y = cases.regression()
     model = al.BNN(al.networks.MLP(cases.D, (3000,), 1), al.Gaussian(0.3), al.Normal(1.0))
-    with pytest.raises(al.MethodError, match=r"5\.03 GiB for full curvature of 15,001 weights"):
+    with pytest.raises(al.MethodError, match=r"15\.09 GiB for full curvature of 15,001 weights"):
         al.fit(0, model, (x, y), al.Laplace("full"), progress=False)
     fit = al.fit(0, cases.network_model(), (x, y), al.Laplace("kron", base=al.MAP(num_steps=20)), progress=False)
-    assert fit.manifest["bytes"] == 24 * (4**2 + 8**2 + 32 + 9**2 + 1 + 9)
+    assert fit.manifest["bytes"] == 72 * (4**2 + 8**2 + 32 + 9**2 + 1 + 9)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from aleator.likelihoods import Gaussian
 
 SMALL = 2000  # parameters up to which a full Laplace runs in double precision and polishes its mode
 OVERSAMPLE = 10  # directions beside the wanted ones in the search for the leading eigenvectors
+COPIES = 9  # in double precision that the largest matrix takes while it is whitened and decomposed, measured at 5,000 × 5,000
 PASS_BYTES = 2**28  # of gradients and inputs alive at once in a pass over the data
 
 
@@ -131,7 +132,7 @@ def num_bytes(plan: Plan) -> int:
     m, blocks = len(plan.index), plan.layout.blocks
     sides = sum(b.numbers.shape[0] ** 2 + b.numbers.shape[1] ** 2 + b.numbers.size for b in blocks)
     numbers = {"full": m**2, "diag": m, "lowrank": m * (plan.rank + OVERSAMPLE), "kron": sides, "ekfac": 2 * sides}[plan.structure]
-    return 8 * 3 * (numbers if plan.number is None else plan.number**2 + m)
+    return 8 * COPIES * (numbers if plan.number is None else plan.number**2 + m)
 
 
 def check_bytes(needed: int, method: Any, what: str) -> None:
@@ -149,12 +150,11 @@ def check_bytes(needed: int, method: Any, what: str) -> None:
 def rows_per_batch(plan: Plan, target: Any) -> int:
     """Rows whose inputs, cotangents and gradients take about PASS_BYTES."""
     outputs = target.model.likelihood.num_outputs(target.model.targets())
-    per_row = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.layout.blocks)
+    per_row = curvature.numbers_per_row(plan.layout, outputs)
     if plan.structure == "full":
         per_row += outputs * len(plan.index if plan.number is None else range(plan.number))
     if plan.structure in ("diag", "ekfac"):
         per_row += sum(outputs * b.numbers.size for b in plan.layout.blocks if b.positions > 1)
-    per_row += outputs * len(plan.layout.rest)
     if plan.structure == "lowrank":
         per_row += outputs * (plan.rank + OVERSAMPLE)
     return int(np.clip(PASS_BYTES // (8 * max(per_row, 1)), 1, 4096))

@@ -19,7 +19,7 @@ from aleator.linalg import Root
 from aleator.loop import Algorithm, Phase
 from aleator.methods import _optimise
 from aleator.methods._method import Card, Method, check_positive
-from aleator.methods._passes import OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
+from aleator.methods._passes import COPIES, OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
 from aleator.methods._whitened import climb, evidence_of, free_factors, groups, positive, prior_curvature, proper, row_scales, tune, whiten
 from aleator.methods.map import MAP
 from aleator.methods.map import step as mode_step
@@ -351,7 +351,7 @@ class Laplace(Method):
         """The Hessian of the whole log joint, over all parameters."""
         template = jax.eval_shape(target.init, jax.random.key(0))
         size = _tree.size(template)
-        check_bytes(3 * 8 * size**2, self, f"the Hessian of {size} parameters")
+        check_bytes(8 * COPIES * size**2, self, f"the Hessian of {size} parameters")
         with jax.enable_x64(True):
             inner = self.base.build(target)
         batches = None if target.model is None else "full"
