@@ -227,13 +227,15 @@ def _patches(site: sites.Site, inputs: Array, weight: Array, compute: Callable, 
     return jnp.concatenate([seen, jnp.ones((*seen.shape[:2], 1), seen.dtype)], axis=2) if block.bias else seen
 
 
-def numbers_per_row(plan: Layout, outputs: int) -> int:
+def numbers_per_row(plan: Layout, outputs: int, blocks: bool = True) -> int:
     """How many numbers a row keeps alive in a pass: inputs and cotangents of every block, Jacobians of the rest; where the block's outputs are
-    the network's own, no cotangents."""
+    the network's own, no cotangents. blocks=False: the Jacobian of all weights as well, its parts and its product with a root."""
     if plan.direct:
-        return plan.blocks[0].numbers.shape[0] + outputs
-    blocks = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.blocks)
-    return blocks + outputs * (len(plan.rest) + outputs)
+        return outputs * (plan.blocks[0].numbers.shape[0] + outputs)
+    own = sum(b.positions * (b.numbers.shape[0] + outputs * b.numbers.shape[1]) for b in plan.blocks)
+    own += sum(outputs * b.numbers.size for b in plan.blocks if b.positions > 1)
+    own += outputs * (len(plan.rest) + outputs)
+    return own if blocks else own + 3 * outputs * (len(plan.rest) + sum(b.numbers.size for b in plan.blocks))
 
 
 def gradients(inputs: Array, cotangents: Array) -> Array:
@@ -241,16 +243,36 @@ def gradients(inputs: Array, cotangents: Array) -> Array:
     return jnp.einsum("nta,rntb->rnab", inputs, cotangents)
 
 
-def jacobian(model: Any, weights: Tree, x: Tree, index: np.ndarray) -> Array:
-    """∂f/∂w at each row for the weights with these numbers, (n, k, len(index)), by one backward pass an output and row."""
-    vector = _tree.flat(weights)
+def jacobian(model: Any, weights: Tree, x: Tree, plan: Layout, seen: Taps | None = None) -> tuple[Array, Array]:
+    """(f (n, k), ∂f/∂w (n, k, m)) for the weights of the plan in the order of their numbers, by one backward pass an output."""
+    seen = tap(model, weights, x, plan) if seen is None else seen
+    n, k = seen.outputs.shape
+    eye = jnp.broadcast_to(jnp.eye(k, dtype=seen.outputs.dtype)[:, None, :], (k, n, k))
+    parts: list[Any] = [jnp.swapaxes(gradients(a, g), 0, 1).reshape(n, k, -1) for a, g in zip(seen.inputs, seen.pull(eye), strict=True)]
+    parts += [_rest_jacobian(model, weights, x, plan)] if len(plan.rest) else []
+    return seen.outputs, jnp.concatenate(parts, axis=2)[:, :, order(plan)]
+
+
+def order(plan: Layout) -> np.ndarray:
+    """(m,): which entry of all blocks one after the other, the rest last, is the first, second, … by its number."""
+    return np.argsort(np.concatenate([*(block.numbers.ravel() for block in plan.blocks), plan.rest]), kind="stable").astype(np.int32)
+
+
+def _rest_jacobian(model: Any, weights: Tree, x: Tree, plan: Layout) -> Array:
+    """(n, k, m) for the weights outside blocks. Only their leaves are differentiated: a backward pass of the whole network by rows and
+    outputs would be rows × outputs × weights."""
+    leaves, structure = jax.tree.flatten(weights)
+    starts = np.cumsum([0] + [leaf.size for leaf in leaves])[:-1]
+    chosen = [i for i, leaf in enumerate(leaves) if leaf.size and starts[i] in plan.rest]
 
     def one(row: Tree) -> Array:
-        def outputs(part: Array) -> Array:
-            whole = _tree.unflat(vector.at[index].set(part), weights)
-            return model.apply(whole, jax.tree.map(lambda leaf: leaf[None], row), None)[0]
+        def outputs(own: list[Array]) -> Array:
+            given = iter(own)
+            whole = [next(given) if i in chosen else leaf for i, leaf in enumerate(leaves)]
+            return model.apply(jax.tree.unflatten(structure, whole), jax.tree.map(lambda leaf: leaf[None], row), None)[0]
 
-        return jax.jacrev(outputs)(vector[index])
+        slopes = jax.jacrev(outputs)([leaves[i] for i in chosen])
+        return jnp.concatenate([slope.reshape(slope.shape[0], -1) for slope in slopes], axis=1)
 
     return jax.vmap(one)(x)
 
@@ -275,6 +297,7 @@ def row_weights(batch: Batch, dtype: Any) -> Array:
 
 
 # ---- sums over a batch ----------------------------------------------------------------------------------------------------------------
+# seen: the pass through the network at these rows, where the caller has made it already.
 
 
 class Factors(NamedTuple):
@@ -285,31 +308,41 @@ class Factors(NamedTuple):
     rest: Array
 
 
-def factors(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, reduce: bool) -> Factors:
+def factors(
+    model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, reduce: bool, seen: Taps | None = None
+) -> Factors:
     """Sums over one batch. Expand (reduce=False): every position counts as a row of its own; exact for one position. Reduce: inputs are
     averaged and cotangents summed over positions first; exact where the network averages over them linearly."""
-    seen = tap(model, weights, batch.x, plan)
+    seen = tap(model, weights, batch.x, plan) if seen is None else seen
     weight = row_weights(batch, seen.outputs.dtype)
+    square = lambda a, b: a.reshape(-1, a.shape[-1]).T @ b.reshape(-1, b.shape[-1])  # one product, which XLA hands to its fastest kernel
     if plan.direct and kind == "ggn":
-        a = seen.inputs[0][:, 0]
+        a = seen.inputs[0]
         total = model.likelihood.total_information(jnp.where(weight[:, None] > 0, seen.outputs, 0.0), extra, weight)
-        return Factors((jnp.einsum("n,na,nc->ac", weight, a, a),), (total,), jnp.zeros(0, a.dtype))
+        return Factors((square(weight[:, None, None] * a, a),), (total,), jnp.zeros(0, a.dtype))
     cotangents = roots(kind, model, seen.outputs, batch, extra)
     pulled = seen.pull(cotangents)
     inputs, outputs = [], []
     for a, g in zip(seen.inputs, pulled, strict=True):
         if reduce:
             a, g = a.mean(axis=1, keepdims=True), g.sum(axis=2, keepdims=True)
-        inputs.append(jnp.einsum("n,nta,ntc->ac", weight, a, a))
-        outputs.append(jnp.einsum("rntb,rntc->bc", g, g))
+        inputs.append(square(weight[:, None, None] * a, a))
+        outputs.append(square(g, g))
     return Factors(tuple(inputs), tuple(outputs), _rest(model, weights, batch, plan, cotangents))
 
 
 def corrected(
-    model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, bases: tuple[tuple[Array, Array], ...]
+    model: Any,
+    weights: Tree,
+    batch: Batch,
+    extra: dict,
+    plan: Layout,
+    kind: str,
+    bases: tuple[tuple[Array, Array], ...],
+    seen: Taps | None = None,
 ) -> tuple[tuple[Array, ...], Array]:
     """Σ (UᵀGV)² by block (a, b) in the given bases, and the rest: second moments of the gradients along Kronecker eigenvectors."""
-    seen = tap(model, weights, batch.x, plan)
+    seen = tap(model, weights, batch.x, plan) if seen is None else seen
     cotangents = roots(kind, model, seen.outputs, batch, extra)
     sums = []
     for a, g, (left, right) in zip(seen.inputs, seen.pull(cotangents), bases, strict=True):
@@ -321,9 +354,9 @@ def corrected(
     return tuple(sums), _rest(model, weights, batch, plan, cotangents)
 
 
-def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str) -> Array:
+def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, seen: Taps | None = None) -> Array:
     """The diagonal of the curvature over one batch, (P,), zero where a weight was not chosen."""
-    seen = tap(model, weights, batch.x, plan)
+    seen = tap(model, weights, batch.x, plan) if seen is None else seen
     cotangents = roots(kind, model, seen.outputs, batch, extra)
     out = jnp.zeros(plan.size, seen.outputs.dtype)
     for block, a, g in zip(plan.blocks, seen.inputs, seen.pull(cotangents), strict=True):
@@ -333,12 +366,42 @@ def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout,
     return out.at[plan.rest].set(_rest(model, weights, batch, plan, cotangents)) if len(plan.rest) else out
 
 
-def dense(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarray, kind: str) -> Array:
-    """The curvature of the weights with these numbers over one batch, (m, m)."""
-    outputs = model.apply(weights, batch.x, None)
+def dense(
+    model: Any,
+    weights: Tree,
+    batch: Batch,
+    extra: dict,
+    plan: Layout,
+    kind: str,
+    chosen: Array | None = None,
+    seen: Taps | None = None,
+) -> Array:
+    """The curvature of the plan's weights over one batch, (m, m), or of `chosen` (s,) places among them."""
+    seen = tap(model, weights, batch.x, plan) if seen is None else seen
+    if plan.direct and kind == "ggn" and chosen is None:
+        return _dense_direct(model, batch, extra, plan, seen)
+    outputs, slopes = jacobian(model, weights, batch.x, plan, seen)
     root = roots(kind, model, outputs, batch, extra)
-    rows = jnp.einsum("rnk,nkp->rnp", root, jacobian(model, weights, batch.x, index)).reshape(-1, len(index))
+    rows = jnp.einsum("rnk,nkp->rnp", root, slopes if chosen is None else slopes[:, :, chosen])
+    rows = rows.reshape(-1, rows.shape[2])
     return rows.T @ rows
+
+
+def _dense_direct(model: Any, batch: Batch, extra: dict, plan: Layout, seen: Taps) -> Array:
+    """Σ Λ ⊗ aaᵀ: where the block's outputs are the network's own, k times less work than through Jacobians."""
+    a, (inputs, k) = seen.inputs[0][:, 0], plan.blocks[0].numbers.shape
+    root = roots("ggn", model, seen.outputs, batch, extra)
+    # Pairs (c, c + o) of outputs for one o at a time: Λ is symmetric, so that o ≤ k/2 is enough.
+    other = (np.arange(k) + np.arange(k // 2 + 1)[:, None]) % k
+    information = lambda d: jnp.einsum("rnc,rnc->nc", root, root[:, :, d])
+    pairs = jax.lax.map(lambda d: (information(d)[:, :, None] * a[:, None, :]).reshape(len(a), -1).T @ a, jnp.asarray(other))
+    pairs = pairs.reshape(*other.shape, inputs, inputs)
+    ahead = (np.arange(k) - np.arange(k)[:, None]) % k  # from c to d
+    found = ahead <= k // 2
+    offset, first = np.where(found, ahead, -ahead % k), np.where(found, np.arange(k)[:, None], np.arange(k))
+    blocks = pairs[offset, first]  # (c, d, i, j): the same for (i, j) and (j, i), as Σ Λ aaᵀ is
+    matrix = jnp.transpose(blocks, (2, 0, 3, 1)).reshape(inputs * k, -1)
+    return matrix[order(plan)][:, order(plan)]
 
 
 def product(model: Any, weights: Tree, batch: Batch, extra: dict, index: np.ndarray, kind: str, vectors: Array) -> Array:
@@ -360,53 +423,36 @@ def _rest(model: Any, weights: Tree, batch: Batch, plan: Layout, cotangents: Arr
     """Σ of squared gradients for the weights outside blocks, (m,)."""
     if not len(plan.rest):
         return jnp.zeros(0, cotangents.dtype)
-    each = jnp.einsum("rnk,nkp->rnp", cotangents, jacobian(model, weights, batch.x, plan.rest))
+    each = jnp.einsum("rnk,nkp->rnp", cotangents, _rest_jacobian(model, weights, batch.x, plan))
     return jnp.sum(each**2, axis=(0, 1))
 
 
 # ---- functions of the outputs -----------------------------------------------------------------------------------------------------------
 
 
-def function_covariance(model: Any, weights: Tree, x: Tree, plan: Layout, operator: Any, many: bool = False) -> tuple[Array, Array]:
+def function_covariance(
+    model: Any, weights: Tree, x: Tree, plan: Layout, operator: Any, variance: bool = False, many: bool = False
+) -> tuple[Array, Array]:
     """(f (n, k), JΣJᵀ (n, k, k)) for Σ in blocks as `plan` has them, the rest last: outer products at sites, never rows × outputs × weights
-    where one position uses the weight. many: variances alone, (n, k)."""
+    where one position uses the weight. variance: its diagonal alone, (n, k); many: that, one output at a time."""
     seen = tap(model, weights, x, plan)
     n, k = seen.outputs.shape
     if plan.direct:
-        return seen.outputs, operator.operators[0].rows(seen.inputs[0][:, 0], many)
-    if many:
-        return seen.outputs, _function_variance(model, weights, x, plan, operator, seen)
-    eye = jnp.broadcast_to(jnp.eye(k, dtype=seen.outputs.dtype)[:, None, :], (k, n, k))
-    total = jnp.zeros((n, k, k), seen.outputs.dtype)
-    for part, a, g in zip(operator.operators, seen.inputs, seen.pull(eye), strict=False):
-        if a.shape[1] == 1:
-            total = total + part.outer(a[:, 0], jnp.swapaxes(g[:, :, 0], 0, 1))
-        else:
-            total = total + part.gradients(jnp.swapaxes(gradients(a, g), 0, 1))
+        return seen.outputs, operator.operators[0].rows(seen.inputs[0][:, 0], variance or many)
+
+    def spread(cotangents: Array) -> Array:
+        """(n, r, r) of r functions of the outputs, or (n, r)."""
+        pulled = zip(operator.operators, seen.inputs, seen.pull(cotangents), strict=False)
+        return sum(part.shared(a, g, variance or many) for part, a, g in pulled)
+
+    total: Any = jnp.zeros((n, k) if variance or many else (n, k, k), seen.outputs.dtype)
+    if plan.blocks:
+        eye = jnp.broadcast_to(jnp.eye(k, dtype=seen.outputs.dtype)[:, None, :], (k, n, k))
+        total = jax.lax.map(lambda c: spread(c[None])[:, 0], eye).T if many else spread(eye)
     if len(plan.rest):
-        total = total + operator.operators[-1].sandwich(jacobian(model, weights, x, plan.rest))
+        rest = operator.operators[-1].sandwich(_rest_jacobian(model, weights, x, plan))
+        total = total + (jnp.diagonal(rest, axis1=1, axis2=2) if variance or many else rest)
     return seen.outputs, total
-
-
-def _function_variance(model: Any, weights: Tree, x: Tree, plan: Layout, operator: Any, seen: Taps) -> Array:
-    """(n, k), one output at a time."""
-    n, k = seen.outputs.shape
-
-    def one(c: Array) -> Array:
-        pulled = seen.pull(jnp.broadcast_to(jax.nn.one_hot(c, k, dtype=seen.outputs.dtype), (1, n, k)))
-        total = jnp.zeros((n, 1, 1), seen.outputs.dtype)
-        for part, a, g in zip(operator.operators, seen.inputs, pulled, strict=False):
-            single = a.shape[1] == 1
-            total = total + (
-                part.outer(a[:, 0], jnp.swapaxes(g[:, :, 0], 0, 1)) if single else part.gradients(jnp.swapaxes(gradients(a, g), 0, 1))
-            )
-        return total[:, 0, 0]
-
-    variance = jnp.swapaxes(jax.lax.map(one, jnp.arange(k)), 0, 1)
-    if len(plan.rest):
-        full = operator.operators[-1].sandwich(jacobian(model, weights, x, plan.rest))
-        variance = variance + jnp.diagonal(full, axis1=1, axis2=2)
-    return variance
 
 
 def choose(model: Any, signature: Any, subset: Any) -> tuple[str, ...] | None:

@@ -22,12 +22,13 @@ from aleator._errors import ModelError, message
 from aleator._outputs import Outputs
 from aleator._random import noise_key
 from aleator._typing import Array, Key, Tree
-from aleator.linalg import Blocks, DensePrecision
+from aleator.linalg import Blocks, DensePrecision, Root
 from aleator.model import rows_of, signature
 from aleator.noise import keep
 
 MANY_OUTPUTS = 64  # outputs beyond which only their variances are kept, not their covariances
 BYTE_BUDGET = 256 * 2**20  # bytes of weights and activations (estimated) alive at once while predicting
+MOMENTS_BUDGET = 64 * 2**20  # the same where gradients are taken: smaller pieces stay in the caches
 
 
 class Score(NamedTuple):
@@ -68,7 +69,8 @@ class Point(Posterior):
         return _draw_outputs(model, jax.tree.map(lambda leaf: leaf[None], self.params), x, None)
 
     def sample(self, key: Key, num_samples: int) -> Tree:
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_samples, axis=0), self.params)
+        repeat = lambda leaf: (np if isinstance(leaf, np.ndarray) else jnp).repeat(leaf[None], num_samples, axis=0)
+        return jax.tree.map(repeat, self.params)  # host arrays stay on the host, in their own precision
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,20 +217,21 @@ class Linearised(Sampled):
         likelihood, double = model.likelihood, _tree.first_dtype(self.operator) == np.float64
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
             extra = jax.tree.map(np.asarray, model.extra(jax.tree.map(jnp.asarray, self.mean)))
-            mean, spread = self.moments(model, _tree.as_float64(x) if double else x)
-            if likelihood.support == "label" or (self.link == "probit" and likelihood.support == "binary"):
+            linked = likelihood.support == "label" or (self.link == "probit" and likelihood.support == "binary")
+            mean, spread = self.moments(model, _tree.as_float64(x) if double else x, variance=self.link == "probit" or not linked)
+            if linked:
                 logits = _linked(jax.random.clone(key), mean, spread, self.link, num_samples)
                 return Outputs(draws=logits, extra=jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(logits), *leaf.shape)), extra))
             variance = spread if spread.ndim == 2 else np.diagonal(spread, axis1=1, axis2=2)
             return Outputs(mean=mean, variance=np.maximum(variance, 0.0), extra=extra)
 
-    def moments(self, model: Any, x: Tree) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (rows, k) and covariance (rows, k, k) of f at each row; only variances (rows, k) where there are many outputs."""
+    def moments(self, model: Any, x: Tree, variance: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (rows, k) and covariance (rows, k, k) of f at each row; with `variance`, or where there are many outputs, only (rows, k)."""
         bare = dataclasses.replace(self, log_evidence=None, tuned={})
-        blocks, outputs = isinstance(self.operator, Blocks), model.likelihood.num_outputs(model.targets())
-        compute, plan = _moments(model, signature(x), self.paths, blocks)
-        numbers = curvature.numbers_per_row(plan, outputs) if blocks else outputs * (2 * len(self.index) + outputs)
-        return _by_rows(lambda rows: compute(bare, rows), x, lambda rows: rows * (8 * numbers + row_bytes(model, x)))
+        compute, plan = _moments(model, signature(x), self.paths, _kind(self.operator), variance)
+        outputs = model.likelihood.num_outputs(model.targets())
+        numbers = curvature.numbers_per_row(plan, outputs, isinstance(self.operator, Blocks))
+        return _by_rows(lambda rows: compute(bare, rows), x, lambda rows: rows * (8 * numbers + row_bytes(model, x)), budget=MOMENTS_BUDGET)
 
 
 @sampled(("mean", "values"), ("family", "chosen"))
@@ -497,18 +500,29 @@ def _row_bytes(model: Any, shapes: Any) -> int:
     return max(1, total(three) - total(two))
 
 
+def _kind(operator: Any) -> str:
+    return "blocks" if isinstance(operator, Blocks) else "root" if isinstance(operator, Root) else "other"
+
+
 @cached
-def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, blocks: bool) -> tuple[Callable, curvature.Layout]:
+def _moments(model: Any, shapes: Any, paths: tuple[str, ...] | None, kind: str, variance: bool) -> tuple[Callable, curvature.Layout]:
     """Mean and covariance of linearised outputs, compiled once per model and choice of weights; and how these are laid out."""
     plan = curvature.layout(model, shapes, paths)
     many = model.likelihood.num_outputs(model.targets()) > MANY_OUTPUTS
+    size = len(plan.rest) + sum(block.numbers.size for block in plan.blocks)
 
     def moments(posterior: Any, x: Tree) -> tuple[Array, Array]:
-        weights = posterior.mean["network"]
-        if blocks:  # never shifted: that needs the curvature in full
-            return curvature.function_covariance(model, weights, x, plan, posterior.operator, many)
-        jacobian = curvature.jacobian(model, weights, x, posterior.index)
-        return model.apply(weights, x, None) + jacobian @ posterior.shift, posterior.operator.sandwich(jacobian)
+        weights, operator = posterior.mean["network"], posterior.operator
+        if kind == "blocks":  # never shifted: that needs the curvature in full
+            return curvature.function_covariance(model, weights, x, plan, operator, variance, many)
+        if kind == "root" and plan.direct and len(posterior.index) == size:
+            seen = curvature.tap(model, weights, x, plan)
+            rows, places = seen.inputs[0][:, 0], np.argsort(curvature.order(plan)).reshape(plan.blocks[0].numbers.shape)
+            return seen.outputs + rows @ posterior.shift[places], operator.rows(rows, places, variance or many)
+        mean, slopes = curvature.jacobian(model, weights, x, plan)
+        slopes = slopes if len(posterior.index) == size else slopes[:, :, posterior.index]
+        spread = operator.sandwich(slopes)
+        return mean + slopes @ posterior.shift, jnp.diagonal(spread, axis1=1, axis2=2) if variance or many else spread
 
     return jax.jit(moments), plan
 

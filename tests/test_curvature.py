@@ -93,8 +93,10 @@ def test_curvature_equals_its_definition(network: str, likelihood: str) -> None:
     jacobians, matrix = literal(model, weights, batch, extra)
     index = np.arange(plan.size, dtype=np.int32)
     close = lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5 * np.abs(wanted).max())
-    close(curvature.jacobian(model, weights, batch.x, index), jacobians)
-    close(curvature.dense(model, weights, batch, extra, index, "ggn"), matrix)
+    close(curvature.jacobian(model, weights, batch.x, plan)[1], jacobians)
+    close(curvature.dense(model, weights, batch, extra, plan, "ggn"), matrix)
+    some = index[::3]
+    close(curvature.dense(model, weights, batch, extra, plan, "ggn", some), matrix[np.ix_(some, some)])
     close(curvature.diagonal(model, weights, batch, extra, plan, "ggn"), np.diagonal(matrix))
     vectors = normal(5, plan.size, 3)
     close(curvature.product(model, weights, batch, extra, index, "ggn", vectors), matrix @ np.asarray(vectors, np.float64))
@@ -246,7 +248,16 @@ def test_outer_products_are_never_formed_and_still_right() -> None:
     wanted = jacobian @ matrix @ np.swapaxes(jacobian, 1, 2)
     with jax.enable_x64(True):
         operator = jax.tree.map(jnp.asarray, operator)
-        np.testing.assert_allclose(operator.outer(inputs, cotangents), wanted, rtol=1e-10)
+        one = (jnp.asarray(inputs)[:, None], jnp.asarray(np.swapaxes(cotangents, 0, 1))[:, :, None])
+        np.testing.assert_allclose(operator.shared(*one), wanted, rtol=1e-10)
+        np.testing.assert_allclose(operator.shared(*one, variance=True), np.diagonal(wanted, axis1=1, axis2=2), rtol=1e-10)
+        for positions in (2, 40):  # the sides are turned, or the gradients
+            a, g = rng.normal(size=(4, positions, 3)), rng.normal(size=(5, 4, positions, 2))
+            jacobian = np.einsum("nta,kntb->nkab", a, g).reshape(4, 5, 6)
+            several = jacobian @ matrix @ np.swapaxes(jacobian, 1, 2)
+            np.testing.assert_allclose(operator.shared(jnp.asarray(a), jnp.asarray(g)), several, rtol=1e-8, atol=1e-9)
+            variances = operator.shared(jnp.asarray(a), jnp.asarray(g), variance=True)
+            np.testing.assert_allclose(variances, np.diagonal(several, axis1=1, axis2=2), rtol=1e-8, atol=1e-9)
         direct = np.einsum("na,kb->nkab", inputs, np.eye(2)).reshape(4, 2, 6)
         wanted = direct @ matrix @ np.swapaxes(direct, 1, 2)
         np.testing.assert_allclose(operator.rows(jnp.asarray(inputs)), wanted, rtol=1e-10)
@@ -263,3 +274,28 @@ def test_choices_of_weights() -> None:
     assert not curvature.layout(model, shape, ("layer0.bias", "layer0.weight")).direct
     with pytest.raises(al.MethodError, match="No weights are chosen"):
         curvature.choose(model, shape, "nothing.*")
+
+
+def test_a_last_layer_forms_nothing_of_all_weights() -> None:
+    """Its dense curvature and its Jacobian are made without rows × outputs × weights of the layers below."""
+    x = np.ones((50, 20), np.float32)
+    model = al.BNN(al.networks.MLP(20, (200, 6), 3), al.Categorical(3), al.Normal(1.0)).bind(x, np.arange(50) % 3)
+    weights = jax.eval_shape(lambda: model.weights(model.init(jax.random.key(0))))
+    plan = curvature.layout(model, signature(x), curvature.choose(model, signature(x), "last_layer"))
+    batch = Batch(jnp.asarray(x), jnp.zeros(50, jnp.int32), None, jnp.arange(50))
+    assert plan.direct
+    for made in (
+        lambda w: curvature.dense(model, w, batch, {}, plan, "ggn"),
+        lambda w: curvature.jacobian(model, w, batch.x, plan),
+        lambda w: curvature.dense(model, w, batch, {}, plan, "empirical"),
+    ):
+        assert largest(jax.make_jaxpr(made)(weights).jaxpr) <= 50 * 3 * 200  # P = 5,427 weights, 21 of them in the last layer
+
+
+def largest(jaxpr: Any) -> int:
+    """The most numbers in one array that a program makes, inner programs included."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [int(np.prod(v.aval.shape)) for v in equation.outvars if hasattr(v.aval, "shape")]
+        sizes += [largest(inner.jaxpr) for inner in jax.tree.leaves(list(equation.params.values())) if hasattr(inner, "jaxpr")]
+    return max(sizes)

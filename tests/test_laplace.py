@@ -194,7 +194,8 @@ def test_blocks_and_rows_agree_on_functions(mode: al.Fit) -> None:
     fit = al.fit(0, classifier(), (x, y), al.Laplace("kron"), init=mode, progress=False)
     posterior = fit.posterior
     _, spread = posterior.moments(fit.model, x[:6])
-    jacobian = curvature.jacobian(fit.model, posterior.mean["network"], x[:6], posterior.index)
+    plan = curvature.layout(fit.model, al.model.signature(x), posterior.paths)
+    _, jacobian = curvature.jacobian(fit.model, posterior.mean["network"], x[:6], plan)
     formed = jax.tree.map(jnp.asarray, posterior.operator).sandwich(jacobian)
     np.testing.assert_allclose(spread, formed, rtol=1e-3, atol=1e-4)
     draws = fit.functions(2, x[:6], 4000)  # class probabilities of linearised functions
@@ -209,10 +210,16 @@ def test_the_last_layer_needs_no_backward_pass(mode: al.Fit) -> None:
     x, y = classes()
     fit = al.fit(0, classifier(), (x, y), al.Laplace("kron", subset="last_layer"), init=mode, progress=False)
     _, spread = fit.posterior.moments(fit.model, x[:6])
-    jacobian = curvature.jacobian(fit.model, fit.posterior.mean["network"], x[:6], fit.posterior.index)
-    np.testing.assert_allclose(spread, jax.tree.map(jnp.asarray, fit.posterior.operator).sandwich(jacobian), rtol=1e-3, atol=1e-4)
     plan = curvature.layout(fit.model, al.model.signature(x), fit.posterior.paths)
     assert plan.direct
+    _, jacobian = curvature.jacobian(fit.model, fit.posterior.mean["network"], x[:6], plan)
+    np.testing.assert_allclose(spread, jax.tree.map(jnp.asarray, fit.posterior.operator).sandwich(jacobian), rtol=1e-3, atol=1e-4)
+    full = al.fit(0, classifier(), (x, y), al.Laplace("full", subset="last_layer"), init=mode, progress=False)
+    _, spread_full = full.posterior.moments(full.model, x[:6])
+    wanted = jax.tree.map(jnp.asarray, full.posterior.operator).sandwich(jnp.asarray(np.asarray(jacobian), spread_full.dtype))
+    np.testing.assert_allclose(spread_full, wanted, rtol=1e-3, atol=1e-4)
+    _, alone = full.posterior.moments(full.model, x[:6], variance=True)
+    np.testing.assert_allclose(alone, np.diagonal(spread_full, axis1=1, axis2=2), rtol=1e-5, atol=1e-6)
     _, many = curvature.function_covariance(fit.model, fit.posterior.mean["network"], x[:6], plan, fit.posterior.operator, many=True)
     np.testing.assert_allclose(many, np.diagonal(spread, axis1=1, axis2=2), rtol=1e-3, atol=1e-5)
 

@@ -174,6 +174,17 @@ class Root:
         half = jacobian @ jnp.asarray(self.factor)
         return half @ jnp.swapaxes(half, -1, -2)
 
+    def rows(self, inputs: Array, places: np.ndarray, variance: bool = False) -> Array:
+        """(n, b, b) of the outputs aᵀW of a matrix whose entries (a, b) have these places in the vector, inputs (n, a); variance: (n, b). Through
+        the covariances of pairs of outputs, a × a each: n·a² numbers a pair and not n·(a·b)² an output."""
+        factor = jnp.asarray(self.factor)[jnp.swapaxes(jnp.asarray(places), 0, 1)]  # (b, a, D)
+        if variance:
+            own = factor @ jnp.swapaxes(factor, 1, 2)
+            return jax.lax.map(lambda square: jnp.sum((inputs @ square) * inputs, axis=1), own).T
+        across = lambda one: jnp.einsum("iq,djq->jdi", one, factor).reshape(inputs.shape[1], -1)  # of one output with all, (a, b·a)
+        by_output = lambda one: jnp.einsum("ndi,ni->nd", (inputs @ across(one)).reshape(len(inputs), len(factor), -1), inputs)
+        return jnp.swapaxes(jax.lax.map(by_output, factor), 0, 1)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -254,20 +265,28 @@ class KroneckerEigen:
     def sandwich(self, jacobian: Array) -> Array:
         """For gradients (…, k, a·b)."""
         grads = jacobian.reshape(*jacobian.shape[:-1], *self.variance.shape)
-        return self.gradients(grads)
-
-    def gradients(self, grads: Array) -> Array:
-        """(…, k, k) from gradients (…, k, a, b)."""
         inner = jnp.asarray(self.left).T @ (self.scale[:, None] * grads) @ jnp.asarray(self.right) * jnp.sqrt(self.variance)
         flat = inner.reshape(*inner.shape[:-2], -1)
         return flat @ jnp.swapaxes(flat, -1, -2)
 
-    def outer(self, inputs: Array, cotangents: Array) -> Array:
-        """(n, k, k) where the gradient of output c at row n is the outer product of inputs (n, a) and cotangents (n, k, b): Σᵢⱼ ãᵢ² g̃ⱼg̃ⱼ′ vᵢⱼ
-        without ever forming k × a × b numbers."""
-        spread = ((self.scale * inputs) @ jnp.asarray(self.left)) ** 2 @ self.variance
-        turned = cotangents @ jnp.asarray(self.right)
-        return (turned * spread[:, None, :]) @ jnp.swapaxes(turned, -1, -2)
+    def shared(self, inputs: Array, cotangents: Array, variance: bool = False) -> Array:
+        """(n, k, k) where the gradient of output c at row n is Σₜ of outer products of inputs (n, t, a) and cotangents (k, n, t, b), over the
+        positions t that share the matrix; variance: its diagonal alone, (n, k). With one position it is Σᵢⱼ ãᵢ² g̃ⱼg̃ⱼ′ vᵢⱼ, without ever forming
+        k × a × b numbers."""
+        left, right, (a, b) = self.scale[:, None] * jnp.asarray(self.left), jnp.asarray(self.right), self.variance.shape
+        (k, _, positions, _) = cotangents.shape
+        if positions == 1:
+            spread, turned = (inputs[:, 0] @ left) ** 2 @ self.variance, cotangents[:, :, 0] @ right
+            return jnp.sum(turned**2 * spread, axis=2).T if variance else jnp.einsum("cnj,nj,dnj->ncd", turned, spread, turned)
+        product = lambda x, g: jnp.einsum("nta,cntb->ncab", x, g)
+        if positions * (a * a + k * b * b) < k * a * b * (a + b):  # turning the two sides is less work than turning the gradients
+            grads: Any = product(inputs @ left, cotangents @ right)
+        else:
+            grads = left.T @ product(inputs, cotangents) @ right
+        if variance:
+            return jnp.sum(grads**2 * self.variance, axis=(2, 3))
+        flat = (grads * jnp.sqrt(self.variance)).reshape(*grads.shape[:2], -1)
+        return flat @ jnp.swapaxes(flat, 1, 2)
 
     def rows(self, inputs: Array, many: bool = False) -> Array:
         """The same where the outputs of the matrix are the functions themselves: (n, b, b), or variances (n, b) where there are many."""

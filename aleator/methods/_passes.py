@@ -18,7 +18,8 @@ from aleator.likelihoods import Gaussian
 SMALL = 2000  # parameters up to which a full Laplace runs in double precision and polishes its mode
 OVERSAMPLE = 10  # directions beside the wanted ones in the search for the leading eigenvectors
 COPIES = 9  # in double precision that the largest matrix takes while it is whitened and decomposed, measured at 5,000 × 5,000
-PASS_BYTES = 2**28  # of gradients and inputs alive at once in a pass over the data
+MAX_ROWS = 2048  # in one batch of a pass
+PASS_BYTES = 2**26  # of gradients and inputs alive at once in a pass over the data
 
 
 class Plan(NamedTuple):
@@ -93,36 +94,34 @@ def add(sums: Sums, params: Tree, basis: Any, batch: Batch, model: Any, plan: Pl
         batch = dataclasses.replace(batch, x=_tree.as_float64(batch.x), y=_tree.as_float64(batch.y))
     weights, extra = model.weights(params), model.extra(params)
     held = sums.curvature
+    seen = None if plan.structure == "lowrank" else curvature.tap(model, weights, batch.x, plan.layout)
     if plan.number is not None and second:
-        held = (held[0] + curvature.dense(model, weights, batch, extra, basis, plan.kind), held[1])
+        held = (held[0] + curvature.dense(model, weights, batch, extra, plan.layout, plan.kind, basis, seen), held[1])
     elif plan.number is not None:
-        held = (held[0], held[1] + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind))
+        held = (held[0], held[1] + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind, seen))
     elif plan.structure == "full":
-        held = held + curvature.dense(model, weights, batch, extra, plan.index, plan.kind)
+        held = held + curvature.dense(model, weights, batch, extra, plan.layout, plan.kind, seen=seen)
     elif plan.structure == "diag":
-        held = held + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind)
+        held = held + curvature.diagonal(model, weights, batch, extra, plan.layout, plan.kind, seen)
     elif plan.structure == "lowrank":
         scale = basis[1]
-        seen = curvature.product(model, weights, batch, extra, plan.index, plan.kind, scale[:, None] * basis[0])
-        held = held + scale[:, None] * seen
+        turned = curvature.product(model, weights, batch, extra, plan.index, plan.kind, scale[:, None] * basis[0])
+        held = held + scale[:, None] * turned
     elif second:
-        eigenvalues, _ = curvature.corrected(model, weights, batch, extra, plan.layout, plan.kind, basis)
+        eigenvalues, _ = curvature.corrected(model, weights, batch, extra, plan.layout, plan.kind, basis, seen)
         held = (held[0], jax.tree.map(jnp.add, held[1], eigenvalues))
     else:
-        now = curvature.factors(model, weights, batch, extra, plan.layout, plan.kind, plan.reduce)
+        now = curvature.factors(model, weights, batch, extra, plan.layout, plan.kind, plan.reduce, seen)
         held = (jax.tree.map(jnp.add, held[0], now), held[1])
     if second:
         return sums._replace(curvature=held)
-    total = lambda w: batch.weighted_sum(model.likelihood.log_prob(model.apply(w, batch.x, None), batch.y, extra))
+    fit_of = lambda outputs: batch.weighted_sum(model.likelihood.log_prob(outputs, batch.y, extra))
+    outputs = model.apply(weights, batch.x, None) if seen is None else seen.outputs
+    value, gradient, residual = fit_of(outputs), sums.gradient, sums.residual
     if plan.polish:
-        value, slope = jax.value_and_grad(total)(weights)
-        gradient = sums.gradient + _tree.flat(slope)
-    else:
-        value, gradient = total(weights), sums.gradient
-    residual = sums.residual
+        gradient = gradient + _tree.flat(jax.grad(lambda w: fit_of(model.apply(w, batch.x, None)))(weights))
     if isinstance(model.likelihood, Gaussian):
-        squares = jnp.sum(((batch.y - model.apply(weights, batch.x, None)) / extra["scale"]) ** 2, axis=1)
-        residual = residual + batch.weighted_sum(squares)
+        residual = residual + batch.weighted_sum(jnp.sum(((batch.y - outputs) / extra["scale"]) ** 2, axis=1))
     mass = sums.mass + jnp.sum(curvature.row_weights(batch, value.dtype))
     return Sums(held, sums.log_likelihood + value, gradient, residual, mass)
 
@@ -150,11 +149,8 @@ def check_bytes(needed: int, method: Any, what: str) -> None:
 def rows_per_batch(plan: Plan, target: Any) -> int:
     """Rows whose inputs, cotangents and gradients take about PASS_BYTES."""
     outputs = target.model.likelihood.num_outputs(target.model.targets())
-    per_row = curvature.numbers_per_row(plan.layout, outputs)
-    if plan.structure == "full":
-        per_row += outputs * len(plan.index if plan.number is None else range(plan.number))
-    if plan.structure in ("diag", "ekfac"):
-        per_row += sum(outputs * b.numbers.size for b in plan.layout.blocks if b.positions > 1)
+    per_row = curvature.numbers_per_row(plan.layout, outputs, plan.structure != "full" or (plan.layout.direct and plan.kind == "ggn"))
     if plan.structure == "lowrank":
         per_row += outputs * (plan.rank + OVERSAMPLE)
-    return int(np.clip(PASS_BYTES // (8 * max(per_row, 1)), 1, 4096))
+    rows = int(np.clip(PASS_BYTES // (8 * max(per_row, 1)), 1, MAX_ROWS))
+    return -(-target.num_data // -(-target.num_data // rows))  # batches of one size: little is filled up

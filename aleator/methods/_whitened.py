@@ -3,6 +3,7 @@ of them are cheap."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,21 +12,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree, curvature
+from aleator._cache import cached
 from aleator._typing import Array, Tree
 from aleator.linalg import Blocks, Complement, Diagonal, KroneckerEigen, Root, cholesky
 from aleator.methods._passes import Plan, Sums
 
 
-class Whitened(NamedTuple):
-    """The curvature in units of the prior's scales, ready for any prior factor. group: of each weight. square (G,): Σ (w/s)² by group.
-    logdet(τ (G,), c) = log |c·H + diag τ|; operator(τ, c) → its inverse in the weights' own units. solve(τ, c, b) = (c·H + diag τ)⁻¹b, where H
-    is known in full: then the mode can follow its prior."""
+class Spectrum(NamedTuple):
+    """What the evidence needs of the curvature H in units of the prior's scales. values (v,): its eigenvalues; member (v,): the group of each.
+    counts (G,): weights of each group; square (G,): Σ (w/s)² over them. turned (v,): z = w/s along the eigenvectors, where H is known in
+    full: then the mode can follow its prior. matrix (m, m): H itself in the place of `values` where groups do not share its eigenvectors;
+    member and turned then are of the weights."""
 
-    group: np.ndarray
+    values: Array
+    member: Array
+    counts: Array
     square: Array
-    logdet: Callable[[Array, Array], Array]
-    operator: Callable[[Array, Any], Any]
-    solve: Callable[[Array, Array, Array], Array] | None = None
+    turned: Array | None = None
+    matrix: Array | None = None
+
+
+class Whitened(NamedTuple):
+    """The curvature in units of the prior's scales, ready for any prior factors. operator(τ (G,), c) → (c·H + diag τ)⁻¹ in the weights' own
+    units; solve(τ, c, b) = (c·H + diag τ)⁻¹b, where H is known in full."""
+
+    spectrum: Spectrum
+    operator: Callable[[np.ndarray, float], Any]
+    solve: Callable[[np.ndarray, float, np.ndarray], np.ndarray] | None = None
 
 
 def groups(method: Any, plan: Plan, model: Any, index: np.ndarray) -> np.ndarray:
@@ -46,78 +59,100 @@ def groups(method: Any, plan: Plan, model: Any, index: np.ndarray) -> np.ndarray
 
 def by_group(group: np.ndarray, values: Array) -> Array:
     """Sums over the members of each group, (G,)."""
-    return jnp.zeros(int(group.max(initial=0)) + 1, values.dtype).at[group].add(values)
+    size = int(group.max(initial=0)) + 1
+    return np.bincount(group, values, size) if isinstance(values, np.ndarray) else jnp.zeros(size, values.dtype).at[group].add(values)
 
 
 def whiten(method: Any, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, weights: Array, scale: Array, model: Any) -> Whitened:
-    """For sums over all rows, weights w (m,) less the prior's mean and its scales (m,)."""
+    """For sums over all rows, weights w (m,) less the prior's mean and its scales (m,): NumPy arrays after a fit (nothing to compile), or
+    traced ones during it, where only the spectrum is of use."""
     m, group = len(index), groups(method, plan, model, index)
+    xp: Any = np if isinstance(scale, np.ndarray) else jnp
+    counts = np.bincount(group).astype(float)
     if plan.structure in ("kron", "ekfac"):
-        return _whiten_blocks(method, plan, sums, basis, weights, scale, index, group)
+        return _whiten_blocks(plan, sums, basis, weights, scale, index, counts, xp)
     square = by_group(group, (weights / scale) ** 2)
     if plan.structure == "diag":
-        inside = jnp.maximum(sums.curvature[index], 0.0) * scale**2
-        return Whitened(
-            group,
-            square,
-            lambda tau, c: jnp.sum(jnp.log(c * inside + tau[group])),
-            lambda tau, c: Diagonal(scale / jnp.sqrt(c * inside + tau[group])),
-        )
+        inside = xp.maximum(sums.curvature[index], 0.0) * scale**2
+        return Whitened(Spectrum(inside, group, counts, square), lambda tau, c: Diagonal(scale / np.sqrt(c * inside + tau[group])))
     if plan.structure == "lowrank":
         # Q spans what the last pass was made of: eigenvectors of QᵀHQ, turned back.
-        vectors = jnp.asarray(basis[0], sums.curvature.dtype)
+        vectors = xp.asarray(basis[0], sums.curvature.dtype)
         small = vectors.T @ sums.curvature
-        values, turned = jnp.linalg.eigh(0.5 * (small + small.T))
-        values, vectors = jnp.maximum(values[::-1][: plan.rank], 0.0), vectors @ turned[:, ::-1][:, : plan.rank]
+        values, turned = xp.linalg.eigh(0.5 * (small + small.T))
+        values, vectors = xp.maximum(values[::-1][: plan.rank], 0.0), vectors @ turned[:, ::-1][:, : plan.rank]
         return Whitened(
-            group,
-            square,
-            lambda tau, c: m * jnp.log(tau[0]) + jnp.sum(jnp.log1p(c * values / tau[0])),
-            lambda tau, c: Complement(scale / jnp.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
+            Spectrum(xp.concatenate([values, xp.zeros(m - len(values), values.dtype)]), group, counts, square),
+            lambda tau, c: Complement(scale / np.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
         )
     held = sums.curvature[0] if plan.number is not None else sums.curvature
-    inside = scale[:, None] * 0.5 * (held + held.T) * scale
-    if group.max(initial=0) == 0:
-        values, vectors = jnp.linalg.eigh(inside)
-        values = jnp.maximum(values, 0.0)
+    inside, z = scale[:, None] * (0.5 * (held + held.T)) * scale, weights / scale
+    whole = lambda tau, c: c * inside + np.diag(tau[group])
+    several = Whitened(
+        Spectrum(xp.zeros(0, z.dtype), group, counts, square, z, inside),
+        lambda tau, c: _inverse_root(cholesky(whole(tau, c), "Laplace precision")[0], scale),
+        lambda tau, c, b: np.linalg.solve(whole(tau, c), b),
+    )
+    if len(counts) > 1:
+        return several
+    if xp is np and method.tune == "none" and not method.tune_noise:
+        try:
+            factor = np.linalg.cholesky(inside + np.eye(m))
+        except np.linalg.LinAlgError:  # sums in single precision can have negative eigenvalues: they are set to 0 below
+            pass
+        else:  # the factors stay at τ = c, where the squared pivots less one have the determinant that the eigenvalues would have
+            pivots = np.diagonal(factor) ** 2 - 1.0
+            return Whitened(Spectrum(pivots, group, counts, square), lambda tau, c: _inverse_root(np.sqrt(c) * factor, scale))
+    values, vectors = xp.linalg.eigh(inside)
+    values = xp.maximum(values, 0.0)
 
-        def dense(tau: Array, c: Any) -> Root:
-            spread = 1.0 / jnp.sqrt(c * values + tau[0])
-            return Root(scale[:, None] * vectors * spread, 2.0 * jnp.sum(jnp.log(scale)) + 2.0 * jnp.sum(jnp.log(spread)))
+    def dense(tau: np.ndarray, c: float) -> Root:
+        spread = 1.0 / np.sqrt(c * values + tau[0])
+        return Root(scale[:, None] * vectors * spread, 2.0 * np.sum(np.log(scale)) + 2.0 * np.sum(np.log(spread)))
 
-        solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
-        return Whitened(group, square, lambda tau, c: jnp.sum(jnp.log(c * values + tau[0])), dense, solve)
-
-    def factored(tau: Array, c: Any) -> Root:
-        from scipy.linalg import solve_triangular
-
-        factor, _ = cholesky(np.asarray(whole(tau, c)), "Laplace precision")
-        root = np.asarray(scale)[:, None] * solve_triangular(factor, np.eye(m), lower=True).T
-        return Root(root, 2.0 * np.sum(np.log(scale)) - 2.0 * np.sum(np.log(np.diagonal(factor))))
-
-    whole = lambda tau, c: c * inside + jnp.diag(tau[group])
-    solve = lambda tau, c, b: jnp.linalg.solve(whole(tau, c), b)
-    return Whitened(group, square, lambda tau, c: jnp.linalg.slogdet(whole(tau, c))[1], factored, solve)
+    solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
+    return Whitened(Spectrum(values, group, counts, square, vectors.T @ z), dense, solve)
 
 
-def evidence_of(target: Any, sums: Sums, white: Whitened, z: Array, trained: Array) -> tuple[Callable, Callable]:
-    """(log evidence of log factors {"prior": log τ (G,), "noise": log κ}, slope(τ, κ) of the log joint at the mode).
+def _inverse_root(factor: np.ndarray, scale: np.ndarray) -> Root:
+    """S (CCᵀ)⁻¹ S for S = diag(scale) and a lower triangular C, as a root."""
+    from scipy.linalg.lapack import dtrtri
+
+    root = scale[:, None] * dtrtri(factor, lower=1)[0].T
+    return Root(root, 2.0 * np.sum(np.log(scale)) - 2.0 * np.sum(np.log(np.diagonal(factor))))
+
+
+class Data(NamedTuple):
+    """What the evidence needs of the data: log p(D|θ*), N · targets, Σ ((y − f)/σ)²; and the factors τ₀ (G,) the mode was trained under."""
+
+    log_likelihood: Array
+    rows: Array
+    residual: Array
+    trained: Array
+
+
+def data_of(target: Any, sums: Sums, trained: Array) -> Data:
+    return Data(sums.log_likelihood, sums.mass * target.model.targets(), sums.residual, trained)
+
+
+def log_evidence(logs: dict, spectrum: Spectrum, data: Data) -> Array:
+    """Of log factors {"prior": log τ (G,), "noise": log κ}, but for the prior's own constants.
 
     With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = τ₀z/κ² − τz is the slope at the mode that
     was trained under τ₀: another prior or noise has another mode, which the last term takes into account. It is left out where H is not
     known in full.
     """
-    counts = np.bincount(white.group)
-    rows = sums.mass * target.model.targets()
-    slope = lambda tau, noise: (trained[white.group] * noise**-2 - tau[white.group]) * z
-
-    def log_evidence(logs: dict) -> Array:
-        tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
-        data = sums.log_likelihood - rows * logs["noise"] - 0.5 * sums.residual * (noise**-2 - 1.0)
-        value = data + 0.5 * jnp.sum(counts * logs["prior"] - tau * white.square) - 0.5 * white.logdet(tau, noise**-2)
-        return value if white.solve is None else value + 0.5 * slope(tau, noise) @ white.solve(tau, noise**-2, slope(tau, noise))
-
-    return log_evidence, slope
+    tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
+    c = noise**-2
+    value = data.log_likelihood - data.rows * logs["noise"] - 0.5 * data.residual * (c - 1.0)
+    value = value + 0.5 * jnp.sum(spectrum.counts * logs["prior"] - tau * spectrum.square)
+    slope = None if spectrum.turned is None else (data.trained * c - tau)[spectrum.member] * spectrum.turned
+    if spectrum.matrix is not None:
+        factor = jnp.linalg.cholesky(c * spectrum.matrix + jnp.diag(tau[spectrum.member]))
+        half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
+        return value - jnp.sum(jnp.log(jnp.diagonal(factor))) + 0.5 * half @ half
+    total = c * spectrum.values + tau[spectrum.member]
+    return value - 0.5 * jnp.sum(jnp.log(total)) + (0.0 if slope is None else 0.5 * jnp.sum(slope**2 / total))
 
 
 def climb(log_evidence: Callable, logs: dict, free: dict, num_steps: int, rate: float) -> dict:
@@ -138,25 +173,31 @@ def free_factors(method: Any) -> dict:
     return {"prior": float(method.tune != "none"), "noise": float(method.tune_noise)}
 
 
+@functools.partial(jax.jit, static_argnames=("free", "num_steps"))
+def _search(logs: dict, spectrum: Spectrum, data: Data, free: tuple[tuple[str, float], ...], num_steps: int) -> tuple[dict, Array]:
+    """(log factors, log evidence there), compiled once per shape of the spectrum; no steps where nothing is free."""
+    if num_steps:
+        logs = climb(lambda at: log_evidence(at, spectrum, data), logs, dict(free), num_steps, 0.3)
+    return logs, log_evidence(logs, spectrum, data)
+
+
 def tune(
-    method: Any, target: Any, plan: Plan, sums: Sums, white: Whitened, z: Array, precision: Array, log_prior: float, trained: Array | None
-) -> tuple[Array, float, np.ndarray, float]:
-    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence). trained: factors that were found during
-    the training and are kept; None to look for them now."""
-    number = len(white.square)
-    start = jnp.ones(number) if trained is None else jnp.asarray(trained, float)
-    log_evidence, slope = evidence_of(target, sums, white, z, start)
-    logs = {"prior": jnp.log(start), "noise": jnp.zeros(())}
+    method: Any, plan: Plan, white: Whitened, data: Data, z: np.ndarray, precision: np.ndarray, log_prior: float, searching: bool
+) -> tuple[np.ndarray, float, np.ndarray, float]:
+    """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence). searching: look for the factors, and not
+    only for the evidence of those that the mode was trained under."""
     free = free_factors(method)
-    searching = trained is None and any(free.values())
-    if searching:
-        logs = jax.jit(lambda at: climb(log_evidence, at, free, method.num_tune_steps, 0.3))(logs)
-    value = float(log_evidence(logs))
-    tau, noise = jnp.exp(logs["prior"]), float(jnp.exp(logs["noise"]))
-    shift = np.zeros(len(z)) if white.solve is None or not searching else np.asarray(white.solve(tau, noise**-2, slope(tau, noise)))
+    searching = searching and any(free.values())
+    first = {"prior": np.log(data.trained), "noise": np.zeros(())}
+    logs, value = _search(first, white.spectrum, data, tuple(free.items()), method.num_tune_steps if searching else 0)
+    tau, noise, value = np.exp(np.asarray(logs["prior"])), float(np.exp(logs["noise"])), float(value)
+    shift = np.zeros(len(z))
+    if white.solve is not None and searching:
+        group = white.spectrum.member
+        shift = white.solve(tau, noise**-2, (data.trained * noise**-2 - tau)[group] * z)
     # For priors that are not Gaussian, the density at the mode is not that of the Gaussian with its curvature.
     if len(precision) == plan.layout.size:
-        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(jnp.sum(white.square))
+        gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(np.sum(white.spectrum.square))
         value += log_prior - gaussian
     return tau, noise, shift, value
 
@@ -166,6 +207,18 @@ def prior_curvature(target: Any, params: Tree, index: np.ndarray) -> tuple[Array
     log_prior = lambda network: target.log_prior(params | {"network": network})
     slope, change = jax.jvp(jax.grad(log_prior), (params["network"],), (jax.tree.map(jnp.ones_like, params["network"]),))
     return -_tree.flat(change)[index], _tree.flat(slope)[index]
+
+
+@cached
+def prior_at(target: Any) -> Callable[[Tree], tuple[Array, Array, Array]]:
+    """(prior curvatures (P,), the weights (P,), log p(w)) at given parameters, compiled once a target."""
+
+    def look(params: Tree) -> tuple[Array, Array, Array]:
+        vector, prior = _tree.flat(params["network"]), target.model.prior
+        log_prior = prior.log_prob(params["network"], params["prior"], target.model.fan_in(params["network"]))
+        return prior_curvature(target, params, np.arange(vector.size))[0], vector, log_prior
+
+    return jax.jit(look)
 
 
 def proper(precision: np.ndarray, target: Any, index: np.ndarray) -> tuple[np.ndarray, int]:
@@ -185,60 +238,57 @@ def positive(precision: Array, otherwise: Any) -> Array:
 
 def row_scales(scale: Array, block: curvature.Block, size: int, index: np.ndarray) -> Array:
     """Prior scales (a,) of the rows of a block: geometric means over its columns, which in most priors are all equal."""
+    xp: Any = np if isinstance(scale, np.ndarray) else jnp
+    return xp.exp(xp.mean(xp.log(scale[places(size, index)[block.numbers]]), axis=1))
+
+
+def places(size: int, index: np.ndarray) -> np.ndarray:
+    """(P,): where each weight is among those of the index."""
     place = np.zeros(size, np.int32)
     place[index] = np.arange(len(index))
-    return jnp.exp(jnp.mean(jnp.log(scale[place[block.numbers]]), axis=1))
+    return place
 
 
 def _whiten_blocks(
-    method: Any, plan: Plan, sums: Sums, basis: Any, weights: Array, scale: Array, index: np.ndarray, group: np.ndarray
+    plan: Plan, sums: Sums, basis: Any, weights: Array, scale: Array, index: np.ndarray, counts: np.ndarray, xp: Any
 ) -> Whitened:
     """One Kronecker product a block, eigen-decomposed; a diagonal for the rest."""
-    size = int(group.max(initial=0)) + 1
     sides, corrected = sums.curvature
-    place = np.zeros(plan.layout.size, np.int32)
-    place[index] = np.arange(len(index))
-    lefts, rights, values, scales, members = [], [], [], [], []
+    place = places(plan.layout.size, index)
+    of = lambda number: min(number, len(counts) - 1)  # one factor for all, or one a block and one for the rest
+    lefts, rights, values, scales, members, groups_of, squares = [], [], [], [], [], [], [xp.zeros((), scale.dtype)] * len(counts)
     for number, block in enumerate(plan.layout.blocks):
         rows = row_scales(scale, block, plan.layout.size, index)
         positions = 1 if plan.reduce else block.positions
         if plan.structure == "ekfac":
-            left, right = basis[number][0] / rows[:, None], jnp.asarray(basis[number][1])
+            left, right = xp.asarray(basis[number][0]) / rows[:, None], xp.asarray(basis[number][1])
             own = corrected[number]
         else:
-            a, left = jnp.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
-            b, right = jnp.linalg.eigh(sides.outputs[number])
-            own = jnp.outer(jnp.maximum(a, 0.0), jnp.maximum(b, 0.0)) / (sums.mass * positions)
-        for part, item in (
-            (lefts, left),
-            (rights, right),
-            (values, jnp.maximum(own, 0.0)),
-            (scales, rows),
-            (members, place[block.numbers.ravel()]),
-        ):
-            part.append(item)
+            a, left = xp.linalg.eigh(rows[:, None] * sides.inputs[number] * rows)
+            b, right = xp.linalg.eigh(sides.outputs[number])
+            own = xp.outer(xp.maximum(a, 0.0), xp.maximum(b, 0.0)) / (sums.mass * positions)
+        lefts.append(left)
+        rights.append(right)
+        values.append(xp.maximum(own, 0.0))
+        scales.append(rows)
+        members.append(place[block.numbers.ravel()])
+        groups_of.append(np.full(block.numbers.size, of(number), np.int32))
+        squares[of(number)] = squares[of(number)] + xp.sum((weights[place[block.numbers]] / rows[:, None]) ** 2)
     rest = place[plan.layout.rest]
-    rest_values = jnp.maximum(sides.rest, 0.0) * scale[rest] ** 2
-    of = lambda number: min(number, size - 1)  # one factor for all, or one a block and one for the rest
+    rest_values = xp.maximum(sides.rest, 0.0) * scale[rest] ** 2
+    squares[of(len(values))] = squares[of(len(values))] + xp.sum((weights[rest] / scale[rest]) ** 2)
+    groups_of.append(np.full(len(rest), of(len(values)), np.int32))
 
-    def logdet(tau: Array, c: Array) -> Array:
-        total = jnp.zeros(())
-        for number, own in enumerate(values):
-            total = total + jnp.sum(jnp.log(c * own + tau[of(number)]))
-        return total + (jnp.sum(jnp.log(c * rest_values + tau[of(len(values))])) if len(rest) else 0.0)
-
-    def operator(tau: Array, c: Any) -> Blocks:
+    def operator(tau: np.ndarray, c: float) -> Blocks:
         parts: list[Any] = [
             KroneckerEigen(left, right, 1.0 / (c * own + tau[of(number)]), rows)
             for number, (left, right, own, rows) in enumerate(zip(lefts, rights, values, scales, strict=True))
         ]
         where = list(members)
         if len(rest):
-            parts.append(Diagonal(scale[rest] / jnp.sqrt(c * rest_values + tau[of(len(values))])))
+            parts.append(Diagonal(scale[rest] / np.sqrt(c * rest_values + tau[of(len(values))])))
             where.append(rest)
         return Blocks(tuple(parts), tuple(where))
 
-    whole = jnp.zeros(len(index), scale.dtype).at[rest].set(scale[rest])
-    for own, rows, block in zip(members, scales, plan.layout.blocks, strict=True):
-        whole = whole.at[own].set(jnp.repeat(rows, block.numbers.shape[1]))
-    return Whitened(group, by_group(group, (weights / whole) ** 2), logdet, operator)
+    every = xp.concatenate([*(own.ravel() for own in values), rest_values])
+    return Whitened(Spectrum(every, np.concatenate(groups_of), counts, xp.stack(squares)), operator)

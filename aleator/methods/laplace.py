@@ -20,7 +20,20 @@ from aleator.loop import Algorithm, Phase
 from aleator.methods import _optimise
 from aleator.methods._method import Card, Method, check_positive
 from aleator.methods._passes import COPIES, OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
-from aleator.methods._whitened import climb, evidence_of, free_factors, groups, positive, prior_curvature, proper, row_scales, tune, whiten
+from aleator.methods._whitened import (
+    climb,
+    data_of,
+    free_factors,
+    groups,
+    log_evidence,
+    positive,
+    prior_at,
+    prior_curvature,
+    proper,
+    row_scales,
+    tune,
+    whiten,
+)
 from aleator.methods.map import MAP
 from aleator.methods.map import step as mode_step
 from aleator.model import Supervised
@@ -133,9 +146,9 @@ def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _opti
     scale = 1.0 / jnp.sqrt(prior_curvature(target, params, plan.index)[0])
     offset = _tree.flat(params["network"])[plan.index] - target.model.prior.loc
     white = whiten(method, plan, sums, state.basis, plan.index, offset, scale, target.model)
-    log_evidence, _ = evidence_of(target, sums, white, offset / scale, jnp.exp(state.logs))
+    data = data_of(target, sums, jnp.exp(state.logs))
     first = {"prior": state.logs, "noise": jnp.zeros_like(sums.mass)}
-    logs = climb(log_evidence, first, free_factors(method), method.num_tune_steps, 0.1)
+    logs = climb(lambda at: log_evidence(at, white.spectrum, data), first, free_factors(method), method.num_tune_steps, 0.1)
     good = jnp.all(jnp.isfinite(logs["prior"])) & jnp.isfinite(logs["noise"])
     logs = jax.tree.map(lambda new, old: jnp.where(good, new, old), logs, first)
     if method.tune_noise:
@@ -279,7 +292,7 @@ class Laplace(Method):
         if self.num_rounds:
             plan = plan._replace(polish=False)
         _check_model(model, target, self, plan)
-        double = plan.structure == "full" and len(plan.index) <= SMALL
+        double = plan.structure == "full" and plan.layout.size <= SMALL
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
             inner = self.base.build(target)
             packing = _optimise.packing(jax.eval_shape(target.init, jax.random.key(0)))
@@ -318,11 +331,13 @@ class Laplace(Method):
         between = Phase("turning", lambda key, state, batch: turn(state, plan, scale), 1, None)
         phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
         preliminary = len(phases)
+        # The driver times its ways of running on the first phase, by steps that are thrown away: not on a pass over the data.
+        phases += [Phase("start", lambda key, state, batch: (state, Info(state.sums.log_likelihood)), 1, None)]
         if self.num_rounds:
             train = lambda key, state, batch: online(key, state, batch, self, target, plan, group, packing)
             new = lambda key, state, batch: renew(state, self, target, plan, packing)
             part = phases[0]._replace(step=train, num_steps=-(-int(phases[0].num_steps or 1) // self.num_rounds))
-            phases = [part, phases[-1], pass_over, Phase("evidence", new, 1, None)] * self.num_rounds + [pass_over]
+            phases = [part, phases[-2], pass_over, Phase("evidence", new, 1, None)] * self.num_rounds + [pass_over]
             preliminary = 0
         elif plan.polish:
             steps = [lambda key, state, batch, last=last: newton(state, target, plan, last) for last in (False, True)]
@@ -482,22 +497,23 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
     sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if np.asarray(leaf).dtype.kind == "f" else np.asarray(leaf), state.sums)
     index = plan.index if plan.number is None else np.asarray(state.basis)
     with jax.enable_x64(True):
-        double = _tree.as_float64(params)
-        precision, _ = prior_curvature(target, double, index)
-        precision, replaced = proper(np.asarray(precision), target, index)
-        log_prior = float(target.model.prior.log_prob(double["network"], double["prior"], model.fan_in(double["network"])))
-        scale = 1.0 / jnp.sqrt(jnp.asarray(precision))
-        offset = _tree.flat(double["network"])[index] - getattr(model.prior, "loc", 0.0)
+        precision, vector, log_prior = (np.asarray(part) for part in prior_at(target)(_tree.as_float64(params)))
+        precision, replaced = proper(precision[index], target, index)
+        scale = 1.0 / np.sqrt(precision)
+        offset = vector[index] - getattr(model.prior, "loc", 0.0)
         white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
-        trained = np.exp(np.asarray(state.logs, np.float64)) if method.num_rounds else None
-        factors, noise, shift, evidence = tune(method, target, plan, sums, white, offset / scale, precision, log_prior, trained)
-        operator = jax.tree.map(np.asarray, white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature)))
+        number = len(white.spectrum.counts)
+        data = data_of(target, sums, np.exp(np.asarray(state.logs, np.float64)) if method.num_rounds else np.ones(number))
+        factors, noise, shift, evidence = tune(
+            method, plan, white, data, offset / scale, precision, float(log_prior), searching=not method.num_rounds
+        )
+        operator = white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature))
     score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
     if noise != 1.0:
         moved = params["likelihood"]["log_scale"] + np.log(noise).astype(params["likelihood"]["log_scale"].dtype)
         params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
     dtype = np.asarray(state.sums.log_likelihood).dtype
-    operator = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, operator)
+    operator = jax.tree.map(lambda leaf: np.asarray(leaf, dtype if np.asarray(leaf).dtype.kind == "f" else None), operator)
     tuned = {"prior_factor": np.asarray(factors), "noise_factor": np.asarray(noise), "replaced": np.asarray(replaced)}
     return Linearised(
         params,
