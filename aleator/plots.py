@@ -274,6 +274,49 @@ def gradient_variance(results: Any, ax: Any = None) -> Any:
     return ax
 
 
+def prior(simulated: Any, num_draws: int = 12, level: float = 0.9, data: tuple[Any, Any] | None = None, ax: Any = None) -> Any:
+    """Draws of `al.elicit.simulate` over one input (A11): the central `level` of functions and of y at each x, and some of the functions.
+
+    The bounds that were given are dashed lines; data: an (x, y) to look at the prior beside.
+    """
+    order, grid = _sorted(simulated.x)
+    curves, values = _curves(simulated.functions)[:, order], _curves(simulated.y)[:, order]
+    tails, percent = [0.5 - level / 2, 0.5 + level / 2], f"{100 * level:g} %"
+    ax = axes(ax)
+    for drawn, colour, label, rank in (
+        (values, ALEATORIC_FILL, f"{percent} of y: with the noise", 1.0),
+        (curves, EPISTEMIC_FILL, f"{percent} of functions", 1.1),
+    ):
+        ax.fill_between(grid, *np.quantile(drawn, tails, axis=0), color=colour, linewidth=0, label=label, zorder=rank)
+    _lines(ax, grid, curves[:num_draws])
+    for number, bound in enumerate(simulated.bounds or ()):
+        ax.axhline(bound, color=MEAN, linewidth=1.0, linestyle=(0, (5, 2)), label="bounds" if number == 0 else "_", zorder=2.5)
+    if data is not None:
+        ax.scatter(np.ravel(data[0]), np.ravel(data[1]), s=14, color=DATA, edgecolors="white", linewidths=0.4, label="data", zorder=4)
+    _clean(ax)
+    return ax
+
+
+def sensitivity(found: Any, level: float = 0.9, ax: Any = None) -> Any:
+    """Predictions over one input under each prior scale of `al.elicit.sensitivity` (A11): the mean, and mean ± z·sd as thin lines.
+
+    Colours run from narrow priors (light) to wide ones (dark).
+    """
+    from matplotlib import colormaps
+
+    order, grid = _sorted(found.x)
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    ax = axes(ax)
+    shades = colormaps["viridis_r"](np.linspace(0.15, 0.95, len(found.factors)))
+    for factor, mean, std, colour in zip(found.factors, found.mean, found.std, shades, strict=True):
+        middle, half = _column(mean, "mean")[order], z * _column(std, "std")[order]
+        ax.plot(grid, middle, color=colour, linewidth=2.0, label=f"prior scale × {factor:g}", zorder=3)
+        for edge in (middle - half, middle + half):
+            ax.plot(grid, edge, color=colour, linewidth=0.9, linestyle=(0, (4, 1.5)), zorder=2)
+    _clean(ax)
+    return ax
+
+
 def _ratio(value: float) -> str:
     return f"÷ {1 / value:.3g}" if value < 1 else f"× {value:.3g}"
 
