@@ -4,12 +4,14 @@ from aleator import (
     convergence,
     criteria,
     curvature,
+    elicit,
     evidence,
     explain,
     families,
     features,
     gradients,
     hyperpriors,
+    latent,
     linalg,
     networks,
     posterior,
@@ -29,6 +31,8 @@ from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
 from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
 from aleator.loop import Options
 from aleator.methods import (
+    CAVI,
+    EM,
     HMC,
     IVON,
     MALA,
@@ -39,6 +43,7 @@ from aleator.methods import (
     SIR,
     SMC,
     SWAG,
+    Amortised,
     BatchEnsemble,
     BayesianBootstrap,
     ChEES,
@@ -77,6 +82,10 @@ from aleator.store import load
 from aleator.target import Target, target_from_log_density
 
 __all__ = [
+    "Amortised",
+    "CAVI",
+    "EM",
+    "latent",
     "SWAG",
     "Snapshot",
     "BayesianBootstrap",
@@ -158,6 +167,7 @@ __all__ = [
     "compare",
     "convergence",
     "criteria",
+    "elicit",
     "explain",
     "families",
     "features",

@@ -118,8 +118,8 @@ class Standardiser:
         return np.asarray(self.loc) + np.asarray(self.scale) * np.asarray(z, np.float64)
 
 
-def as_data(data: Any) -> Data | Stream:
-    """Check and wrap what the user passed: (x, y), (x, y, weight), Data or Stream. Values are kept as given."""
+def as_data(data: Any, missing: bool = False) -> Data | Stream:
+    """Check and wrap what the user passed: (x, y), (x, y, weight), Data or Stream. Values are kept as given. missing: y may hold NaN."""
     if isinstance(data, Stream):
         return data
     if isinstance(data, Data):
@@ -134,7 +134,7 @@ def as_data(data: Any) -> Data | Stream:
                 "The data has a wrong form.", got, "(x, y), (x, y, weight), al.Data or al.Stream", "pass al.fit(key, model, (x, y), method)"
             )
         )
-    x, y = check_arrays(x, "x"), check_arrays(y, "y")
+    x, y = check_arrays(x, "x"), check_arrays(y, "y", missing)
     if x is None and y is None:
         raise DataError(
             message("There is no data.", "x=None and y=None", "at least one of them", "pass (x, y), or None for a target without data")
@@ -160,20 +160,21 @@ def as_data(data: Any) -> Data | Stream:
     return Data(x, y, weight)
 
 
-def check_arrays(tree: Tree, name: str) -> Tree:
-    """Arrays with a leading axis, numeric, non-empty and finite; pandas objects become NumPy arrays. Values are not changed."""
+def check_arrays(tree: Tree, name: str, missing: bool = False) -> Tree:
+    """Arrays with a leading axis, numeric, non-empty and finite (or NaN, with `missing`); pandas objects become NumPy arrays. Values are not
+    changed."""
     if tree is None:
         return None
     if hasattr(tree, "to_numpy"):
         tree = tree.to_numpy()
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda t: isinstance(t, list))
-    checked = [_check_array(leaf, f"{name}.{_tree.path_str(path)}" if path else name) for path, leaf in leaves]
+    checked = [_check_array(leaf, f"{name}.{_tree.path_str(path)}" if path else name, missing) for path, leaf in leaves]
     if not checked:
         raise DataError(message(f"{name} is empty.", "no arrays", "at least one array", f"pass {name} as an array of shape (N, …)"))
     return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=lambda t: isinstance(t, list)), checked)
 
 
-def _check_array(leaf: Any, name: str) -> Array:
+def _check_array(leaf: Any, name: str, missing: bool) -> Array:
     if not isinstance(leaf, (np.ndarray, jax.Array)):
         try:
             leaf = np.asarray(leaf)
@@ -195,7 +196,7 @@ def _check_array(leaf: Any, name: str) -> Array:
     if leaf.size == 0:
         raise DataError(message(f"{name} is empty.", f"shape {leaf.shape}", "at least one row and column", "check how the data was read"))
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
-        bad = ~np.isfinite(np.asarray(leaf))
+        bad = np.isinf(np.asarray(leaf)) if missing else ~np.isfinite(np.asarray(leaf))
         if bad.any():
             where = tuple(int(i) for i in np.argwhere(bad)[0])
             raise DataError(

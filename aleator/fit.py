@@ -274,7 +274,10 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
                 "wrap your network: al.BNN(network)",
             )
         )
-    data = as_data(data)
+    generative = getattr(model, "generative", False)
+    if generative and not isinstance(data, (tuple, Data, Stream)):
+        data = (None, data)  # a model of y alone takes it as it is
+    data = as_data(data, missing=generative)
     if isinstance(data, Data):
         encoded = _encode(data, model)
         first, y_given = encoded, data.y
@@ -285,11 +288,11 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
             raise DataError(
                 message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)")
             )
-        first, y_given = _encode(as_data(item), model, fitting=False), as_data(item).y
+        first, y_given = _encode(as_data(item, generative), model, fitting=False), as_data(item, generative).y
         encoded = data
 
         def convert(item: tuple) -> tuple:
-            checked = _encode(as_data(item), model, fitting=False)
+            checked = _encode(as_data(item, generative), model, fitting=False)
             return (checked.x, checked.y) if checked.weight is None else (checked.x, checked.y, checked.weight)
 
     shapes["x_shape"] = None if first.x is None else [list(leaf.shape[1:]) for leaf in jax.tree.leaves(first.x)]
@@ -300,7 +303,7 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
 
 
 def _encode(data: Data, model: Any, fitting: bool = True) -> Data:
-    if data.y is None or getattr(model, "likelihood", None) is None:
+    if data.y is None or getattr(model, "likelihood", None) is None or getattr(model, "generative", False):
         return data
     return Data(data.x, model.likelihood.encode(data.y, fitting=fitting), data.weight)
 

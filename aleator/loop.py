@@ -231,10 +231,10 @@ class _Job:
         """The inverse of `_pick` over all groups."""
         if not self.stacked:
             return parts[0]
-        parts = [
-            part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in zip(parts, self.groups, strict=True)
-        ]
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        with self._precision():  # a checkpoint is written from outside the run's own precision
+            one_by_one = zip(parts, self.groups, strict=True)
+            parts = [part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in one_by_one]
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
     def feed(self) -> Any:
         """The feed of the current phase."""
@@ -284,7 +284,7 @@ class _Job:
         count = max(int(np.max(ran)) for *_, ran in outs)  # fewer than asked for where all are done
         self._check_finite(feed.kind, feeds, capacity, outs, count)
         self.previous, self.states = self.states, [state for state, *_ in outs]
-        self._record([info for _, info, _, _ in outs], [kept for _, _, kept, _ in outs], count, total)
+        self._record([_while_running(info, ran) for _, info, _, ran in outs], [kept for _, _, kept, _ in outs], count, total)
         self.step, self.total_steps, self.calls = self.step + count, self.total_steps + count, self.calls + 1
         if self.calls > 1:  # the first call compiles
             self.count = int(np.clip(count * CHUNK_SECONDS / max(elapsed, 1e-6), 1, MAX_CHUNK))
@@ -482,3 +482,14 @@ def _groups(members: range, parallel: str, size: int) -> list[range]:
     alone = parallel in ("threads", "sequential") or size > SMALL_MEMBER or len(members) % cores
     each = 1 if alone else len(members) // cores
     return [range(first, first + each) for first in range(0, len(members), each)]
+
+
+def _while_running(info: Any, ran: Any) -> Any:
+    """Info of the steps a member took; NaN where it was done while others went on."""
+
+    def one(leaf: Any) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        over = np.arange(leaf.shape[-1]) >= np.asarray(ran)[..., None]
+        return np.where(over, np.nan, leaf) if np.issubdtype(leaf.dtype, np.floating) else leaf
+
+    return jax.tree.map(one, info)

@@ -98,6 +98,7 @@ class ProgramModel:
     minibatch: bool = True
     stochastic: bool = False
     num_targets: int | None = None
+    double = True  # chains run in float64
 
     def bind(self, x: Tree, y: Tree) -> ProgramModel:
         """Run the program once, find its latent and observed sites, and learn whether its likelihood splits over rows."""

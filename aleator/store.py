@@ -139,10 +139,25 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
 @functools.cache
 def _registry() -> dict[str, type]:
     """Every class that may be written and built again, by its name within the library."""
-    from aleator import families, features, hyperpriors, likelihoods, linalg, methods, model, networks, posterior, priors, shallow
+    from aleator import families, features, hyperpriors, latent, likelihoods, linalg, methods, model, networks, posterior, priors, shallow
 
     found = {}
-    for module in (networks, features, hyperpriors, likelihoods, priors, model, shallow, methods, linalg, families, posterior):
+    for module in (
+        networks,
+        features,
+        hyperpriors,
+        likelihoods,
+        priors,
+        model,
+        shallow,
+        methods,
+        linalg,
+        families,
+        posterior,
+        latent,
+        latent.parts,
+        latent.posteriors,
+    ):
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith("aleator."):
                 short = module.__name__.removeprefix("aleator.")
@@ -308,7 +323,7 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
 
 def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], template: Tree, path: str) -> Posterior:
     kind, evidence = spec["kind"], None if spec["log_evidence"] is None else Score(*spec["log_evidence"])
-    sampled = _registry().get(f"posterior.{kind}")
+    sampled = _registry().get(f"posterior.{kind}", _registry().get(f"latent.{kind}"))
     sampled = sampled if sampled is not None and issubclass(sampled, Sampled) else None
     if kind in ("Point", "Draws") or sampled is not None:
         if template is None:

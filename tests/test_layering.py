@@ -24,11 +24,11 @@ FLOORS = [
     {"model", "shallow", "selection", "programs", "_columns", "_outputs"},
     {"_quadrature", "curvature"},
     {"predictive"},
-    {"target", "loop", "posterior", "criteria", "diagnostics", "convergence"},
+    {"target", "loop", "posterior", "latent", "criteria", "diagnostics", "convergence"},
     {"methods", "tables", "datasets", "_functions"},
     {"store", "pruning"},
     {"fit"},
-    {"compare", "evidence", "_oracle", "series", "explain"},
+    {"compare", "evidence", "_oracle", "series", "explain", "elicit"},
     {"plots"},
     {"cli", "estimators", "report"},
 ]

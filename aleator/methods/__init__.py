@@ -1,12 +1,15 @@
 """All methods. One line here gives a method its public name, its command-line name and its place in the conformance suite."""
 
 from aleator.methods._method import Card, Method
+from aleator.methods.amortised import Amortised
 from aleator.methods.batch_ensemble import BatchEnsemble
 from aleator.methods.bootstrap import BayesianBootstrap
+from aleator.methods.cavi import CAVI
 from aleator.methods.chees import ChEES
 from aleator.methods.concrete_dropout import ConcreteDropout
 from aleator.methods.dropout import Dropout
 from aleator.methods.elliptical_slice import EllipticalSlice
+from aleator.methods.em import EM
 from aleator.methods.ensemble import Ensemble
 from aleator.methods.exact import Exact
 from aleator.methods.expectation_propagation import ExpectationPropagation
@@ -69,9 +72,15 @@ METHODS: dict[str, type[Method]] = {
     "expectation_propagation": ExpectationPropagation,
     "pbp": PBP,
     "nested": Nested,
+    "em": EM,
+    "cavi": CAVI,
+    "amortised": Amortised,
 }
 
 __all__ = [
+    "Amortised",
+    "CAVI",
+    "EM",
     "SWAG",
     "Snapshot",
     "BayesianBootstrap",

@@ -21,7 +21,6 @@ from aleator.data import Batch
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Method, check_positive
 from aleator.posterior import Draws, Posterior
-from aleator.programs import ProgramModel
 
 REFERENCE_ROWS = 16  # rows of the data, and as many points beyond them, at which functions are compared
 PRECISIONS = ("auto", "float32", "float64")
@@ -254,7 +253,9 @@ def bind(target: Any, layout: Layout, batch: Batch | None) -> Density:
     """The target's density on flat positions, for one batch (all the data)."""
     value = lambda q: target.log_joint(layout.unravel(q), batch)
     functions = lambda q: jnp.zeros(0, q.dtype)
-    if layout.num_functions:
+    if getattr(target.model, "num_invariants", 0):
+        functions = lambda q: target.model.invariants(layout.unravel(q), batch).astype(q.dtype)
+    elif layout.num_functions:
         rows = reference(batch.x)  # type: ignore[union-attr]
         functions = lambda q: _flat(target.outputs(layout.unravel(q), rows)).astype(q.dtype)
     return Density(value, jax.value_and_grad(value), lambda q: target.parts(layout.unravel(q), batch), functions, batch)
@@ -286,10 +287,10 @@ def check_target(method: Any, target: Any) -> None:
 
 
 def doubles(target: Any) -> bool:
-    """Whether the target is a bare density or a program, and can be traced in double precision: NumPy arrays that a function has met in
+    """Whether the target is a bare density or a model that asks for it, and can be traced in double precision: NumPy arrays that a function has met in
     single precision may stay there (a cache of JAX's), which then does not mix."""
     if target.model is not None:
-        return isinstance(target.model, ProgramModel)
+        return getattr(target.model, "double", False)
     try:
         with jax.enable_x64(True):
             params = jax.eval_shape(target.init, jax.random.key(0))
@@ -305,6 +306,8 @@ def _flat(outputs: Tree) -> Array:
 
 
 def num_functions(target: Any) -> int:
+    if getattr(target.model, "num_invariants", 0):
+        return target.model.num_invariants
     rows = None if target.model is None or not target.model.minibatch else target.rows(2 * min(REFERENCE_ROWS, target.num_data))
     if rows is None:
         return 0

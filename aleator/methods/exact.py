@@ -14,11 +14,12 @@ from aleator._errors import MethodError, message
 from aleator._typing import Array, Key
 from aleator.data import Batch
 from aleator.hyperpriors import InverseGamma
+from aleator.latent._conjugate import add
 from aleator.linalg import DensePrecision, cholesky
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
 from aleator.model import LinearModel, conjugate_noise
-from aleator.posterior import LinearGaussian, Score
+from aleator.posterior import LinearGaussian, Posterior, Score
 from aleator.priors import Normal
 
 
@@ -74,7 +75,7 @@ class Exact(Method):
         criterion="the exact posterior and evidence",
         search="none: linear algebra",
         cost="O(N p² + p³) time, O(p²) memory, one pass over the data",
-        needs="al.LinearModel with al.Normal prior and al.Gaussian of fixed scale, or InverseGamma noise with scaled_by_noise=True",
+        needs="al.latent.Pair; or al.LinearModel with al.Normal prior and al.Gaussian of fixed scale, or InverseGamma noise with scaled_by_noise=True",
         references=("Bishop, Pattern Recognition and Machine Learning, 2006, §3.3–3.5",),
     )
 
@@ -83,6 +84,8 @@ class Exact(Method):
 
     def build(self, target: Any) -> Algorithm:
         model = target.model
+        if getattr(model, "exact", False) and target.temperature == 1.0:
+            return _conjugate(model, self.batch_size)
         noise = _check(model, target.temperature)
         return Algorithm(
             init=lambda key, start: init(key, start, model),
@@ -92,6 +95,42 @@ class Exact(Method):
             watch="mass",
             x64=True,
         )
+
+
+def _conjugate(model: Any, batch_size: int | None) -> Algorithm:
+    """A conjugate pair: η = η₀ + Σ T(y), log p(y) = A(η) − A(η₀) + Σ log h(y); the state is (Σ T, Σ log h)."""
+
+    def init(key: Key, start: Any) -> Any:
+        fresh = jax.tree.map(jnp.zeros_like, model.prior_counts()), jnp.zeros(())
+        return jax.tree.map(jnp.asarray, start) if isinstance(start, tuple) else fresh
+
+    def step(key: Key, state: Any, batch: Batch) -> tuple[Any, Info]:
+        counts, base = model.e_step(model.prior_counts(), batch)[0], model.log_base(batch.y.reshape(len(batch.y), -1))
+        state = add(state[0], counts), state[1] + batch.weighted_sum(base)
+        return state, Info(state[1])
+
+    def finish(key: Key, state: Any, kept: Any) -> Posterior:
+        prior = model.prior_counts()
+        counts = add(prior, jax.tree.map(jnp.asarray, state[0]))
+        change = sum(float(f.log_partition(counts[name]) - f.log_partition(prior[name])) for name, f in model.families.items())
+        stored = jax.tree.map(np.asarray, (counts, state))
+        score = Score(change + float(state[1]), 0.0, "exact")
+        return dataclasses.replace(model.posterior(stored[0], score), stats=stored[1])
+
+    return Algorithm(
+        init=init,
+        phases=(Phase("Exact", step, None, "once", batch_size),),
+        position=lambda state: state[0],
+        finish=lambda key, state, kept: _in_double(finish, key, state, kept),
+        watch="mass",
+        verdict=lambda result: ("Complete: posterior and evidence in closed form.", True),  # of one row too: that is how beliefs begin
+        x64=True,
+    )
+
+
+def _in_double(function: Any, *args: Any) -> Any:
+    with jax.enable_x64(True):
+        return function(*args)
 
 
 def _check(model: Any, temperature: float) -> float | InverseGamma:

@@ -63,20 +63,22 @@ def conditional(density: Density, position: Array, free: np.ndarray) -> Density:
 class Gibbs(Sampler):
     """Gibbs sampling by blocks (D13).
 
-    blocks: {path: conditional}, path naming a leaf or a sub-tree of the parameters ("z", "network.layer0"), conditional(key, params,
+    blocks: None for a model that knows its own conditionals (al.latent: hidden variables given parameters, then parameters given them), else
+    {path: conditional}, path naming a leaf or a sub-tree of the parameters ("z", "network.layer0"), conditional(key, params,
     data) → a draw of it from its distribution given all else; data is the Batch (data.x, data.y), None for a bare density. They are drawn
     in the order given, then `rest` (a sampler such as RandomWalk or NUTS) moves the remaining coordinates num_moves times given the
     blocks. Leaves that were given as integers stay integers in conditionals, density and draws; only blocks can move them: this is data
     augmentation.
     """
 
-    blocks: Any
+    blocks: Any = None
     rest: Any = None
     num_samples: int = 2000
     num_warmup: int = 1000
     num_chains: int = 4
     thin: int = 1
     num_moves: int = 1
+    collapsed: bool = False
     storage: str = "auto"
     precision: str = "auto"
 
@@ -98,7 +100,7 @@ class Gibbs(Sampler):
         self.check()
         check_positive(self, "num_moves", whole=True)
         pairs = tuple(self.blocks.items()) if isinstance(self.blocks, Mapping) else self.blocks
-        good = (
+        good = pairs is None or (
             isinstance(pairs, tuple) and pairs and all(len(pair) == 2 and isinstance(pair[0], str) and callable(pair[1]) for pair in pairs)
         )
         if not good:
@@ -143,6 +145,9 @@ class Gibbs(Sampler):
             """The blocks are drawn at once: where they start is of no consequence, and may not even be possible."""
             key_blocks, key_rest = jax.random.split(key)
             if density.batch is not None or target.model is None:  # else only shapes are asked for, and conditionals may need the data
+                if self.blocks is None:
+                    key_first, key_blocks = jax.random.split(key_blocks)
+                    position = layout.ravel(target.model.first(key_first, density.batch))
                 position = sweep(key_blocks, position, blocks, params_of, density.batch)
             return State(position, None if inner is None else inner.init(key_rest, position[free], conditional(density, position, free)))
 
@@ -165,6 +170,16 @@ class Gibbs(Sampler):
         template = jax.eval_shape(target.init, jax.random.key(0))
         paths, leaves = _tree.paths(template), jax.tree.leaves(template)
         bounds = np.cumsum([0] + [int(np.prod(leaf.shape)) for leaf in leaves])
+        if self.blocks is None:
+            own = getattr(target.model, "collapsed" if self.collapsed else "gibbs", None)
+            if own is None:
+                got = f"blocks=None{', collapsed=True' * self.collapsed} for " + (
+                    "a bare density" if target.model is None else type(target.model).__name__
+                )
+                raise MethodError(
+                    message("Gibbs needs conditionals.", got, "{path: conditional}", "pass blocks, or use a model of al.latent")
+                )
+            return [Block("", own, tuple(range(len(leaves))), np.arange(bounds[-1]))]
         blocks, taken = [], set()
         for path, draw in self.blocks:
             numbers = tuple(i for i, p in enumerate(paths) if p == path or p.startswith(path + "."))

@@ -79,6 +79,16 @@ MODELS = {
     "relu": lambda: al.BNN(al.networks.MLP(D, (8,), 1), al.Gaussian(), al.Normal(1.0)),
     "shallow": lambda: al.shallow.ShallowNet(3),
 }
+# Methods for models of y alone: no inputs, no predictions, the same promises otherwise (test_generative.py).
+GENERATIVE: dict[str, tuple[Any, str]] = {
+    "em": (al.EM(num_steps=30, num_restarts=2), "mixture"),
+    "cavi": (al.CAVI(num_steps=30, num_restarts=2), "mixture"),
+    "amortised": (al.Amortised(num_steps=STEPS, batch_size=8), "autoencoder"),
+}
+GENERATIVE_MODELS = {
+    "mixture": lambda: al.latent.Mixture(2, al.latent.parts.Gaussian("diagonal")),
+    "autoencoder": lambda: al.latent.VAE(2, (8,), (8,), al.Gaussian(0.5)),
+}
 METHOD_CASES = [(name, model) for name, (_, models) in METHODS.items() for model in models]
 
 REFERENCE_METHODS = {"map": METHODS["map"][0], "ensemble": METHODS["ensemble"][0]}

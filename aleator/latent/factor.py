@@ -1,0 +1,626 @@
+"""Factor models: y's natural parameters are linear in a few hidden numbers. Probabilistic PCA, factor analysis, exponential-family PCA."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import gammaln, logsumexp
+
+from aleator._errors import DataError, ModelError, message
+from aleator._random import as_key, split
+from aleator._typing import Array, Key, KeyLike, Tree
+from aleator.data import Batch
+from aleator.latent._conjugate import Family, inner, real_weights
+from aleator.latent._model import ConjugateLatent, in_double, observations
+from aleator.latent.parts import LOG_2PI, check_finite, check_values
+from aleator.latent.weights import check_concentration
+
+FAMILIES = ("gaussian", "bernoulli", "poisson", "categorical")
+MEAN_STRENGTH = 1e-3  # rows that the prior of the means is worth
+RELEVANCE = 1e-3  # shape and rate of the prior of α_k
+LOCAL_STEPS, LOCAL_GAIN = 200, 1e-11  # of the beliefs about one row: most iterations, and the gain in nats at which they end
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Family):
+    """d linear models of one column each, in p inputs u = (z, 1): y_j ~ N(w_jᵀu, 1/τ_j), in the coordinates (w, τ). w_j | τ_j is normal
+    with precision τ_j·diag(precision), τ_j ~ Gamma. t = (τw, −½τwwᵀ, −½τ, ½log τ) with counts "cross" Σuy, "square" Σuuᵀ, "energy" Σy²,
+    "number". shared: one τ for all columns. known: τ = 1, and counts "cross", "square" alone.
+    """
+
+    precision: tuple[float, ...]
+    energy: tuple[float, ...] = ()
+    shared: bool = False
+    known: bool = False
+
+    def prior(self, num: int) -> Tree:
+        p = len(self.precision)
+        counts = {"cross": jnp.zeros((num, p)), "square": jnp.broadcast_to(jnp.diag(jnp.asarray(self.precision)), (num, p, p))}
+        if self.known:
+            return counts
+        energy = jnp.asarray(self.energy)
+        # df = p − 1 leaves τ ~ Gamma(½, ½ energy): a prior worth one row.
+        number = jnp.full(num, p - 1.0)
+        return counts | (
+            {"energy": jnp.mean(energy), "number": num * p - 1.0 + jnp.zeros(())} if self.shared else {"energy": energy, "number": number}
+        )
+
+    def log_partition(self, counts: Tree) -> Array:
+        p = counts["cross"].shape[1]
+        root = jnp.linalg.cholesky(counts["square"])
+        half = solve_triangular(root, counts["cross"][..., None], lower=True)[..., 0]
+        flat = 0.5 * p * LOG_2PI - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+        if self.known:
+            return jnp.sum(flat) + 0.5 * jnp.sum(half**2)
+        shape, rate = self._gamma(counts, jnp.sum(half**2, axis=-1))
+        return jnp.sum(flat) + jnp.sum(gammaln(shape) - shape * jnp.log(rate))
+
+    def _gamma(self, counts: Tree, fitted: Array) -> tuple[Array, Array]:
+        """Shape and rate of q(τ); fitted: crossᵀ square⁻¹ cross of each column."""
+        d, p = counts["cross"].shape
+        if self.shared:
+            return 0.5 * (counts["number"] - d * p) + 1.0, 0.5 * (counts["energy"] - jnp.sum(fitted))
+        return 0.5 * (counts["number"] - p) + 1.0, 0.5 * (counts["energy"] - fitted)
+
+    def natural(self, params: Tree) -> Tree:
+        w = params["weights"]
+        if self.known:
+            return {"cross": w, "square": -0.5 * w[:, :, None] * w[:, None, :]}
+        tau = jnp.exp(params["log_precision"])
+        each = jnp.broadcast_to(tau, (len(w),))
+        cross = each[:, None] * w
+        return {
+            "cross": cross,
+            "square": -0.5 * cross[:, :, None] * w[:, None, :],
+            "energy": -0.5 * tau,
+            "number": 0.5 * params["log_precision"],
+        }
+
+    def log_jacobian(self, params: Tree) -> Array:
+        return jnp.zeros(()) if self.known else jnp.sum(params["log_precision"])
+
+    def mode(self, counts: Tree) -> Tree:
+        w = jnp.linalg.solve(counts["square"], counts["cross"][..., None])[..., 0]
+        if self.known:
+            return {"weights": w}
+        fitted = jnp.sum(w * counts["cross"], axis=-1)
+        residual = counts["energy"] - (jnp.sum(fitted) if self.shared else fitted)
+        return {"weights": w, "log_precision": jnp.log(counts["number"]) - jnp.log(residual)}
+
+    def draw(self, key: Key, counts: Tree) -> Tree:
+        key_precision, key_weights = jax.random.split(key)
+        root = jnp.linalg.cholesky(counts["square"])
+        half = solve_triangular(root, counts["cross"][..., None], lower=True)
+        noise = jax.random.normal(key_weights, half.shape)
+        if self.known:
+            return {"weights": solve_triangular(root, half + noise, lower=True, trans=1)[..., 0]}
+        shape, rate = self._gamma(counts, jnp.sum(half[..., 0] ** 2, axis=-1))
+        log_precision = jax.random.loggamma(key_precision, shape) - jnp.log(rate)
+        scale = jnp.broadcast_to(jnp.exp(-0.5 * log_precision), (len(half),))[:, None, None]
+        return {"weights": solve_triangular(root, half + scale * noise, lower=True, trans=1)[..., 0], "log_precision": log_precision}
+
+
+class Hidden(NamedTuple):
+    """q(z) of some rows. mean (n, q), root (n, q, q): of the precision, lower; terms (n,): log normalisers or bounds; curve (n, d): E[ω]
+    of each entry where there is one, else 1 where seen and 0 where missing."""
+
+    mean: Array
+    root: Array
+    terms: Array
+    curve: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FactorModel(ConjugateLatent):
+    """z ~ N(0, I), y_j ~ family with natural parameter w_jᵀz + m_j (D6).
+
+    family: "gaussian" with noise "isotropic" (probabilistic PCA) or "diagonal" (factor analysis): z sums out exactly. "bernoulli": z sums
+    out up to the bound of Jaakkola and Jordan, the optimum of which is closed form in turn; al.EM and al.CAVI climb it. "poisson" (log rates)
+    and "categorical" (labels 0 … C−1 in every column, C log odds each): a Gaussian q(z) a row at its optimum bounds log p(y | θ), for
+    al.MAP and every other method that asks for log_likelihood. Missing entries are NaN and count for nothing, everywhere.
+
+    ard: precision α_k ~ Gamma(1e-3, 1e-3) of every factor's loadings, learned, so that factors nobody needs are switched off (`relevance`).
+    strength: precision of the loadings, without ard, in units of the noise's (Gaussian) or of their own.
+    """
+
+    num_factors: int
+    family: str = "gaussian"
+    noise: str = "diagonal"
+    ard: bool = False
+    strength: Any = None
+    num_classes: Any = None
+    centre: tuple[float, ...] = ()
+    spread: tuple[float, ...] = ()
+    num_rows: int | None = None
+    complete: bool = False
+
+    num_invariants = 16
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_factors, bool) or not isinstance(self.num_factors, (int, np.integer)) or self.num_factors < 1:
+            raise ModelError(
+                message("A factor model needs factors.", repr(self.num_factors), "a whole number ≥ 1", "pass e.g. FactorModel(2)")
+            )
+        for name, value, allowed in (("family", self.family, FAMILIES), ("noise", self.noise, ("isotropic", "diagonal"))):
+            if value not in allowed:
+                raise ModelError(message(f"Unknown {name}.", repr(value), f"one of {allowed}", "choose one of them"))
+        if self.strength is None:
+            object.__setattr__(self, "strength", 0.01 if self.family == "gaussian" else 0.1)
+        check_concentration(self.strength)
+
+    def bind(self, x: Tree, y: Tree) -> FactorModel:
+        y = observations(y)
+        check_finite(y, missing=True)
+        seen = np.isfinite(y)
+        if not seen.any():
+            raise DataError(message("Every entry is missing.", f"{y.size} NaN", "at least one value", "check how the data was read"))
+        filled, number = np.where(seen, y, 0.0), np.maximum(seen.sum(axis=0), 1)
+        mean = filled.sum(axis=0) / number
+        spread, num_classes = (), self.num_classes
+        if self.family == "gaussian":
+            centre = mean
+            scale = np.sqrt((np.where(seen, filled - mean, 0.0) ** 2).sum(axis=0) / number)
+            largest = scale.max()
+            spread = tuple(np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0).tolist())  # constant columns, one row
+        elif self.family == "bernoulli":
+            check_values(y, (y == 0) | (y == 1), "zeros and ones", "code the two outcomes as 0 and 1")
+            centre = np.zeros(y.shape[1])
+        elif self.family == "poisson":
+            check_values(y, (y >= 0) & (y == np.floor(y)), "whole numbers ≥ 0", "pass counts, not rates")
+            centre = np.log(mean + 0.5 / number)
+        else:
+            limit = math.inf if self.num_classes is None else self.num_classes
+            expected = "whole numbers ≥ 0" + ("" if self.num_classes is None else f" and < {self.num_classes}")
+            check_values(y, (y >= 0) & (y == np.floor(y)) & (y < limit), expected, "code labels as 0, 1, …")
+            num_classes = self.num_classes or max(int(np.nanmax(y)) + 1, 2)
+            shares = (y[:, :, None] == np.arange(num_classes)).sum(axis=0) + 0.5
+            centre = np.log(shares / shares.sum(axis=1, keepdims=True)).ravel()
+        return dataclasses.replace(
+            self, num_classes=num_classes, centre=tuple(centre.tolist()), spread=spread, num_rows=len(y), complete=bool(seen.all())
+        )
+
+    @property
+    def columns(self) -> Columns:
+        precision = (self.strength,) * self.num_factors + (MEAN_STRENGTH if self.family == "gaussian" else 0.1,)
+        if self.family != "gaussian":
+            return Columns(precision, known=True)
+        return Columns(precision, tuple(0.1 * s**2 for s in self.spread), shared=self.noise == "isotropic")
+
+    @property
+    def families(self) -> dict[str, Family]:
+        return {"columns": self.columns}
+
+    def prior_counts(self) -> dict[str, Tree]:
+        """η₀; with ard without the loadings' own precision, which every step counts anew from what is known of α."""
+        counts = self.columns.prior(len(self.centre))
+        if self.ard:
+            counts["square"] = counts["square"] - self._on_loadings(jnp.full(self.num_factors, self.strength))
+        return {"columns": counts}
+
+    def _on_loadings(self, precision: Array) -> Array:
+        """diag(precision, 0), (p, p)."""
+        return jnp.diag(jnp.concatenate([precision, jnp.zeros(1)]))
+
+    # ---- ARD: α_k ~ Gamma(a, a), loadings of factor k ~ N(0, 1/(τα_k)) ----
+
+    def _sizes(self, natural: dict[str, Tree]) -> Array:
+        """Σ_j τ_j w_jk² of each factor, or its expectation, (q,)."""
+        return -2.0 * jnp.sum(jnp.diagonal(natural["columns"]["square"], axis1=-2, axis2=-1), axis=0)[:-1]
+
+    def _alpha(self, natural: dict[str, Tree]) -> tuple[float, Array]:
+        """Shape and rates of α given the loadings."""
+        return RELEVANCE + 0.5 * len(self.centre), RELEVANCE + 0.5 * self._sizes(natural)
+
+    def _relevance_term(self, natural: dict[str, Tree]) -> Array:
+        """log ∫ p(α) Π_j N(w_j; 0, 1/(τ_j α)) dα less the part that `prior_counts` of strength α = 1 have, over all factors."""
+        shape, rate = self._alpha(natural)
+        flat = RELEVANCE * math.log(RELEVANCE) - math.lgamma(RELEVANCE) + math.lgamma(shape)
+        return jnp.sum(flat - shape * jnp.log(rate))
+
+    def _unit_partition(self) -> Array:
+        """A(η₀) with the loadings' precision 1."""
+        family = dataclasses.replace(self.columns, precision=(1.0,) * self.num_factors + self.columns.precision[-1:])
+        return family.log_partition(family.prior(len(self.centre)))
+
+    def penalty(self, params: Tree) -> Array:
+        if not self.ard:
+            return super().penalty(params)
+        natural = self.natural(params)
+        return inner(self.prior_counts(), natural) - self._unit_partition() + self._relevance_term(natural)
+
+    def log_prior(self, params: Tree) -> Array:
+        return self.penalty(params) + self.columns.log_jacobian(params["columns"])
+
+    def divergence(self, counts: dict[str, Tree]) -> Array:
+        """KL(q(W, τ) q(α) ‖ p), q(α) at its optimum."""
+        if not self.ard:
+            return super().divergence(counts)
+        natural = self.expected(counts)
+        gap = jax.tree.map(jnp.subtract, counts, self.prior_counts())
+        own = self.columns.log_partition(counts["columns"])
+        return inner(gap, natural) - own + self._unit_partition() - self._relevance_term(natural)
+
+    def sample_prior(self, key: Key) -> Tree:
+        return {"columns": self.columns.draw(key, self.columns.prior(len(self.centre)))}
+
+    def init(self, key: Key) -> Tree:
+        """Small loadings about the mean row: draws of a wide prior overflow exponential families."""
+        params = {"weights": 0.1 * jax.random.normal(key, (len(self.centre), self.num_factors + 1))}
+        if self.family == "gaussian":
+            scale = jnp.asarray(self.spread)
+            params = {
+                "weights": params["weights"] * scale[:, None],
+                "log_precision": -2.0 * jnp.log(jnp.mean(scale) if self.noise == "isotropic" else scale),
+            }
+        return {"columns": params}
+
+    # ---- hidden variables ----
+
+    def e_step(self, natural: dict[str, Tree], batch: Batch) -> tuple[dict[str, Tree], Array]:
+        self._check_closed()
+        y = self._rows(batch.y)
+        found = self._posterior(natural["columns"], y, self.complete)
+        spread = _inverse(found.root)
+        outer = spread + found.mean[..., :, None] * found.mean[..., None, :]
+        counts = self._counts(found.mean, outer, found.curve, y, real_weights(batch))
+        if self.ard:
+            shape, rate = self._alpha(natural)
+            counts["columns"]["square"] += self._on_loadings(shape / rate) * (batch.size / self.num_rows)
+        return counts, found.terms
+
+    def draw_step(self, key: Key, natural: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
+        if self.family != "gaussian":
+            raise ModelError(
+                message(
+                    f"Factors of {self.family} data cannot be drawn given the loadings alone.",
+                    "al.Gibbs",
+                    "family='gaussian'",
+                    "use al.CAVI, al.MAP or al.NUTS",
+                )
+            )
+        key_hidden, key_alpha = jax.random.split(key)
+        y = self._rows(batch.y)
+        found = self._posterior(natural["columns"], y, self.complete)
+        z = found.mean + _whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
+        counts = self._counts(z, z[:, :, None] * z[:, None, :], found.curve, y, real_weights(batch))
+        if self.ard:
+            shape, rate = self._alpha(natural)
+            counts["columns"]["square"] += self._on_loadings(jax.random.gamma(key_alpha, shape, rate.shape) / rate)
+        return counts
+
+    def seed(self, key: Key, batch: Batch) -> dict[str, Tree]:
+        """Scores on the principal axes with a little noise: also where there are more factors than axes. They are turned at random, but for
+        ard, which leaves an axis to each factor and would take long to turn back."""
+        self._check_closed()
+        key_turn, key_noise = jax.random.split(key)
+        y = self._rows(batch.y)
+        seen = jnp.isfinite(y)
+        number = jnp.maximum(jnp.sum(seen, axis=0), 1)
+        filled = jnp.where(seen, y, 0.0) - jnp.sum(jnp.where(seen, y, 0.0), axis=0) / number
+        filled = jnp.where(seen, filled, 0.0)
+        scale = jnp.sqrt(jnp.mean(filled**2, axis=0))
+        filled = filled / jnp.where(scale > 0, scale, 1.0)
+        q, width = self.num_factors, min(self.num_factors, filled.shape[1])
+        values, axes = jnp.linalg.eigh(filled.T @ filled / len(filled))
+        scores = filled @ axes[:, ::-1][:, :width] / jnp.sqrt(jnp.maximum(values[::-1][:width], 1e-3))
+        noise = jax.random.normal(key_noise, (len(y), q))
+        turn = jnp.linalg.qr(jax.random.normal(key_turn, (q, q)))[0]
+        z = jnp.pad(scores, ((0, 0), (0, q - width))) + 0.1 * noise
+        z = z if self.ard else z @ turn
+        curve = jnp.where(seen, 1.0 if self.family == "gaussian" else 0.25, 0.0)
+        counts = self._counts(z, z[:, :, None] * z[:, None, :], curve, y, real_weights(batch))
+        if self.ard:
+            counts["columns"]["square"] += self._on_loadings(jnp.full(q, self.strength))
+        return counts
+
+    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> Array:
+        """log p(yₙ | θ) for Gaussian y, else a lower bound with its exact gradient, (n,)."""
+        return self._terms(params, self._rows(batch.y), self.complete).terms
+
+    def invariants(self, params: Tree, batch: Batch) -> Array:
+        """log p(y | θ) at some of the rows: factors may turn and change sign."""
+        y = self._rows(batch.y)
+        return self._terms(params, y[np.linspace(0, len(y) - 1, self.num_invariants).astype(np.int32)], self.complete).terms
+
+    def _check_closed(self) -> None:
+        if self.family not in ("gaussian", "bernoulli"):
+            raise ModelError(
+                message(
+                    f"The {self.family} family has no closed maximisation step.",
+                    "al.EM or al.CAVI",
+                    "a method that takes gradients",
+                    "use al.MAP, al.Variational or al.NUTS, which climb the same bound",
+                )
+            )
+
+    def _rows(self, y: Array) -> Array:
+        """(n, d) doubles, relative to the centre where y is Gaussian."""
+        y = jnp.asarray(y).astype(jnp.result_type(float))
+        y = y[:, None] if y.ndim == 1 else y
+        return y - jnp.asarray(self.centre) if self.family == "gaussian" else y
+
+    def _terms(self, params: Tree, y: Array, complete: bool) -> Hidden:
+        if self.family in ("gaussian", "bernoulli"):
+            return self._posterior(self.columns.natural(params["columns"]), y, complete)
+        return jax.vmap(lambda row: _bounded(self, params["columns"]["weights"], row))(y)
+
+    def _posterior(self, natural: Tree, y: Array, complete: bool) -> Hidden:
+        """q(z) given t or its expectation. Gaussian: exact; Bernoulli: with the bound's slopes at their optimum."""
+        seen = jnp.isfinite(y)
+        if self.family == "gaussian":
+            return _gaussian(natural, jnp.where(seen, y, 0.0), seen.astype(y.dtype), complete)
+        return _logistic(natural, jnp.where(seen, y - 0.5, 0.0), seen.astype(y.dtype))
+
+    def _counts(self, z: Array, outer: Array, curve: Array, y: Array, weight: Array) -> dict[str, Tree]:
+        """Σₙ E[T(yₙ, z)]: u = (z, 1), with E[zzᵀ] = outer."""
+        n, q = z.shape
+        seen = jnp.isfinite(y)
+        target = jnp.where(seen, y if self.family == "gaussian" else y - 0.5, 0.0) * weight[:, None]
+        inputs = jnp.concatenate([z, jnp.ones((n, 1))], axis=1)
+        moments = jnp.concatenate(
+            [jnp.concatenate([jnp.broadcast_to(outer, (n, q, q)), z[:, :, None]], axis=2), inputs[:, None, :]], axis=1
+        )
+        scaled = curve * weight[:, None]
+        if self.complete and self.family == "gaussian":
+            square: Array = jnp.broadcast_to(jnp.einsum("n,nab->ab", weight, moments), (y.shape[1], q + 1, q + 1))
+        else:
+            square = (scaled.T @ moments.reshape(n, -1)).reshape(-1, q + 1, q + 1)
+        counts = {"cross": target.T @ inputs, "square": square}
+        if self.family != "gaussian":
+            return {"columns": counts}
+        energy, number = jnp.sum(target * jnp.where(seen, y, 0.0), axis=0), jnp.sum(scaled, axis=0)
+        total = jnp.sum if self.noise == "isotropic" else lambda values: values
+        return {"columns": counts | {"energy": total(energy), "number": total(number)}}
+
+    # ---- questions, at one parameter tree ----
+
+    @in_double
+    def constrain(self, params: Tree) -> dict[str, Array]:
+        """loadings (d, q) and mean (d,) of the natural parameters ((d, C, q) and (d, C) of labels); noise: standard deviations, of Gaussian y."""
+        w = jnp.asarray(params["columns"]["weights"])
+        offset = 0.0 if self.family == "bernoulli" else jnp.asarray(self.centre)
+        named: dict[str, Array] = {"loadings": w[:, :-1], "mean": w[:, -1] + offset}
+        if self.family == "categorical":
+            named = jax.tree.map(lambda leaf: leaf.reshape(-1, self.num_classes, *leaf.shape[1:]), named)
+        if self.family == "gaussian":
+            named["noise"] = jnp.exp(-0.5 * jnp.asarray(params["columns"]["log_precision"]))
+        return named
+
+    @in_double
+    def log_prob(self, params: Tree, y: Any) -> Array:
+        """log p(yₙ | θ) of what is there of each row, (n,), nats: exact for Gaussian y, a lower bound otherwise."""
+        return self._ask(params, y).terms
+
+    @in_double
+    def encode(self, params: Tree, y: Any) -> tuple[Array, Array]:
+        """p(z | y, θ), or the best Gaussian: means (n, q) and covariances (n, q, q)."""
+        found = self._ask(params, y)
+        spread = _inverse(found.root)
+        return found.mean, jnp.broadcast_to(spread, (len(found.mean), *spread.shape[-2:]))
+
+    @in_double
+    def simulate(self, key: KeyLike, params: Tree, num_samples: int) -> tuple[Array, Array]:
+        """Ancestral: z (n, q), then y (n, d)."""
+        key_hidden, key_noise = split(as_key(key), 2)
+        z = jax.random.normal(key_hidden, (num_samples, self.num_factors))
+        return z, self._emit(key_noise, jax.tree.map(jnp.asarray, params), z)
+
+    @in_double
+    def relevance(self, fit: Any) -> np.ndarray:
+        """Share of each factor in the loadings' squares, of the fit's mean or draws, in falling order, (q,): factors switched off are near 0."""
+        if hasattr(fit.posterior, "counts"):
+            sizes = self._sizes(self.expected(jax.tree.map(jnp.asarray, fit.posterior.counts)))
+        else:
+            params = fit.posterior.sample(jax.random.key(0), 1)
+            sizes = self._sizes(self.natural(jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], params)))
+        return np.sort(np.asarray(sizes / jnp.sum(sizes)))[::-1]
+
+    @in_double
+    def impute(self, key: KeyLike, fit: Any, y: Any, num_samples: int = 100) -> np.ndarray:
+        """Completions of y (num_samples, n, d): what is there is kept, missing entries are drawn given it: θ from the posterior, z given the
+        row, then the entry. Their mean is the imputation, their spread its uncertainty."""
+        y = observations(y)
+        self._check_columns(y)
+        key_params, key_draws = split(as_key(key), 2)
+        params = jax.tree.map(jnp.asarray, fit.posterior.sample(key_params, num_samples))
+
+        def one(item: tuple[Key, Tree]) -> Array:
+            key, params = item
+            key_hidden, key_noise = jax.random.split(key)
+            found = self._terms(params, self._rows(y), complete=False)
+            z = found.mean + _whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
+            return jnp.where(jnp.isfinite(y), y, self._emit(key_noise, params, z))
+
+        return np.asarray(jax.lax.map(one, (jax.random.split(key_draws, num_samples), params)))
+
+    def maximum_likelihood(self, y: Any) -> Tree:
+        """Probabilistic PCA's parameters in closed form (Tipping and Bishop, 1999): W = U(Λ − σ²I)^½ of the q largest eigenvalues of the
+        covariance (divided by N), σ² the mean of the others."""
+        y = observations(y)
+        if self.family != "gaussian" or self.noise != "isotropic":
+            got = f"family={self.family!r}, noise={self.noise!r}"
+            raise ModelError(message("Only probabilistic PCA has a closed form.", got, "'gaussian', 'isotropic'", "use al.EM"))
+        if not np.isfinite(y).all():
+            raise DataError(
+                message("Entries are missing.", f"{int((~np.isfinite(y)).sum())} NaN", "complete rows", "use al.EM, which sums them out")
+            )
+        q, d = self.num_factors, y.shape[1]
+        if q >= d:
+            raise ModelError(
+                message("There is no noise left to estimate.", f"{q} factors of {d} columns", f"at most {d - 1} factors", "use fewer")
+            )
+        self._check_columns(y)
+        mean = y.mean(axis=0)
+        values, axes = np.linalg.eigh((y - mean).T @ (y - mean) / len(y))
+        values, axes = values[::-1], axes[:, ::-1]
+        variance = values[q:].mean()
+        if not variance > 1e-12 * values[0]:
+            raise DataError(
+                message(
+                    "The likelihood has no maximum: the rows lie in a plane of q dimensions.",
+                    f"{len(y)} rows",
+                    "more rows than factors",
+                    "use fewer factors, or al.EM with its prior",
+                )
+            )
+        loadings = axes[:, :q] * np.sqrt(np.maximum(values[:q] - variance, 0.0))
+        weights = np.concatenate([loadings, (mean - np.asarray(self.centre))[:, None]], axis=1)
+        return {"columns": {"weights": weights, "log_precision": np.asarray(-np.log(variance))}}
+
+    def _emit(self, key: Key, params: Tree, z: Array) -> Array:
+        named = self.constrain(params)
+        if self.family == "categorical":
+            logits = named["mean"] + jnp.einsum("nk,jck->njc", z, named["loadings"])
+            return jax.random.categorical(key, logits).astype(logits.dtype)
+        natural = named["mean"] + z @ named["loadings"].T
+        if self.family == "gaussian":
+            return natural + named["noise"] * jax.random.normal(key, natural.shape)
+        if self.family == "bernoulli":
+            return (jax.random.uniform(key, natural.shape) < jax.nn.sigmoid(natural)).astype(natural.dtype)
+        return jax.random.poisson(key, jnp.exp(natural)).astype(natural.dtype)
+
+    def _ask(self, params: Tree, y: Any) -> Hidden:
+        y = observations(y)
+        self._check_columns(y)
+        return self._terms(jax.tree.map(jnp.asarray, params), self._rows(y), complete=bool(np.isfinite(y).all()))
+
+    def _check_columns(self, y: np.ndarray) -> None:
+        if not self.centre:
+            raise ModelError(
+                message("The model has not met data.", "no columns", "the model of a fit", "use fit.model, or model.bind(None, y)")
+            )
+        d = len(self.centre) // (self.num_classes if self.family == "categorical" else 1)
+        if y.shape[1] != d:
+            raise DataError(message("The columns do not fit the model.", f"{y.shape[1]} columns", f"{d}", "pass the columns of the fit"))
+
+
+def _gaussian(natural: Tree, y: Array, seen: Array, complete: bool) -> Hidden:
+    """log ∫ N(z; 0, I) exp⟨T(y, z), t⟩ dz and the integrand's mean and precision I + Σ_j E[τ_j w_j w_jᵀ] over what is seen.
+
+    complete: nothing is missing, so that all rows share one precision."""
+    cross, square = natural["cross"], -2.0 * natural["square"]
+    d = len(cross)
+    level = jnp.broadcast_to(natural["number"], (d,)) - 0.5 * LOG_2PI - 0.5 * square[:, -1, -1]
+    energy = jnp.broadcast_to(natural["energy"], (d,))
+    linear = y @ cross[:, :-1] - seen @ square[:, :-1, -1]
+    base = seen @ level + y**2 @ energy + y @ cross[:, -1]
+    summed = jnp.sum(square[:, :-1, :-1], axis=0)[None] if complete else jnp.einsum("nj,jab->nab", seen, square[:, :-1, :-1])
+    mean, root, terms = _integrate(summed, linear)
+    return Hidden(mean, root, base + terms, seen)
+
+
+def _integrate(precision: Array, linear: Array) -> tuple[Array, Array, Array]:
+    """Mean, root of the precision and log normaliser of N(z; 0, I) exp(linearᵀz − ½zᵀ precision z); precision (n or 1, q, q)."""
+    q = linear.shape[-1]
+    root = jnp.linalg.cholesky(precision + jnp.eye(q))
+    if len(root) == 1:  # shared: one factor for all rows
+        half = solve_triangular(root[0], linear.T, lower=True)
+        mean, size = solve_triangular(root[0], half, lower=True, trans=1).T, jnp.sum(half**2, axis=0)
+    else:
+        half = solve_triangular(root, linear[..., None], lower=True)
+        mean, size = solve_triangular(root, half, lower=True, trans=1)[..., 0], jnp.sum(half[..., 0] ** 2, axis=-1)
+    return mean, root, 0.5 * size - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+
+
+def _logistic(natural: Tree, sign: Array, seen: Array) -> Hidden:
+    """The bound log σ(η) ≥ log σ(ξ) + ½(η − ξ) − ½ω(η² − ξ²), ω = tanh(ξ/2)/(2ξ), at ξ² = E[η²], found in turn with q(z)."""
+    cross, square = natural["cross"], -2.0 * natural["square"]
+
+    def at(xi: Array, cross: Array, square: Array) -> tuple[Array, Array, Array, Array]:
+        omega = seen * _omega(xi)
+        linear = sign @ cross[:, :-1] - omega @ square[:, :-1, -1]
+        mean, root, terms = _integrate(jnp.einsum("nj,jab->nab", omega, square[:, :-1, :-1]), linear)
+        base = sign @ cross[:, -1] - 0.5 * omega @ square[:, -1, -1]
+        return mean, root, base + terms + jnp.sum(seen * (jax.nn.log_sigmoid(xi) - 0.5 * xi + 0.5 * _omega(xi) * xi**2), axis=-1), omega
+
+    def step(carry: Any) -> Any:
+        xi, value, _, number = carry
+        mean, root, terms, _ = at(xi, *jax.lax.stop_gradient((cross, square)))
+        inputs = jnp.concatenate([mean, jnp.ones((len(mean), 1))], axis=1)
+        fixed = jax.lax.stop_gradient(square)
+        second = jnp.einsum("na,jab,nb->nj", inputs, fixed, inputs) + jnp.einsum("nab,jab->nj", _inverse(root), fixed[:, :-1, :-1])
+        return jnp.sqrt(jnp.maximum(second, 0.0)), terms, jnp.max(jnp.abs(terms - value)), number + 1
+
+    going = lambda carry: (carry[2] > LOCAL_GAIN) & (carry[3] < LOCAL_STEPS)
+    start = jnp.ones_like(sign), jnp.full(len(sign), -jnp.inf), jnp.asarray(jnp.inf), jnp.zeros((), jnp.int32)
+    xi, _, _, _ = jax.lax.while_loop(going, step, start)
+    return Hidden(*at(xi, cross, square))
+
+
+def _omega(xi: Array) -> Array:
+    """tanh(ξ/2)/(2ξ), ¼ at 0."""
+    small = xi < 1e-4
+    return jnp.where(small, 0.25, jnp.tanh(0.5 * xi) / (2.0 * jnp.where(small, 1.0, xi)))
+
+
+def _bounded(model: FactorModel, weights: Array, row: Array) -> Hidden:
+    """E_q[log p(row | z)] − KL(q ‖ N(0, I)) for one row, maximised over Gaussian q(z) = N(mean, precision⁻¹).
+
+    Counts: E[exp η] = exp(m + ½v). Labels: E[log Σ_c exp η_c] ≤ log Σ_c exp(m_c + ½v_c). Natural-gradient steps (Khan and Lin, 2017):
+    precision → I − 2 Wᵀ diag(∂f/∂v) W, mean along the gradient in its metric; a step that does not gain is halved.
+    """
+    q, centre = model.num_factors, jnp.asarray(model.centre)
+    seen = jnp.isfinite(row)
+    filled = jnp.where(seen, row, 0.0)
+
+    def expected(m: Array, v: Array) -> Array:
+        if model.family == "poisson":
+            return jnp.sum(jnp.where(seen, filled * m - jnp.exp(m + 0.5 * v) - gammaln(filled + 1.0), 0.0))
+        m, v = m.reshape(-1, model.num_classes), v.reshape(-1, model.num_classes)
+        chosen = jnp.take_along_axis(m, filled.astype(jnp.int32)[:, None], axis=1)[:, 0]
+        return jnp.sum(jnp.where(seen, chosen - logsumexp(m + 0.5 * v, axis=1), 0.0))
+
+    def moments(w: Array, mean: Array, root: Array) -> tuple[Array, Array]:
+        return w[:, :-1] @ mean + w[:, -1] + centre, jnp.sum(solve_triangular(root, w[:, :-1].T, lower=True) ** 2, axis=0)
+
+    def bound(w: Array, mean: Array, precision: Array) -> Array:
+        root = jnp.linalg.cholesky(precision)
+        trace = jnp.sum(solve_triangular(root, jnp.eye(q), lower=True) ** 2)
+        divergence = 0.5 * (trace + mean @ mean - q) + jnp.sum(jnp.log(jnp.diagonal(root)))
+        return expected(*moments(w, mean, root)) - divergence
+
+    fixed = jax.lax.stop_gradient(weights)
+
+    def step(carry: Any) -> Any:
+        mean, precision, value, rate, gain, number = carry
+        slope, curve = jax.grad(expected, (0, 1))(*moments(fixed, mean, jnp.linalg.cholesky(precision)))
+        goal = jnp.eye(q) - 2.0 * (fixed[:, :-1].T * curve) @ fixed[:, :-1]
+        tried = (1.0 - rate) * precision + rate * goal
+        moved = mean + rate * jnp.linalg.solve(tried, fixed[:, :-1].T @ slope - mean)
+        new = bound(fixed, moved, tried)
+        better = new >= value
+        pick = lambda a, b: jnp.where(better, a, b)
+        gain = jnp.where(better, new - value, jnp.where(rate < 1e-8, 0.0, jnp.inf))
+        return (
+            pick(moved, mean),
+            pick(tried, precision),
+            pick(new, value),
+            jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate),
+            gain,
+            number + 1,
+        )
+
+    going = lambda carry: (carry[4] > LOCAL_GAIN) & (carry[5] < LOCAL_STEPS)
+    mean, precision = jnp.zeros(q), jnp.eye(q)
+    start = mean, precision, bound(fixed, mean, precision), jnp.asarray(1.0), jnp.asarray(jnp.inf), jnp.zeros((), jnp.int32)
+    mean, precision, *_ = jax.lax.while_loop(going, step, start)
+    return Hidden(mean, jnp.linalg.cholesky(precision), bound(weights, mean, precision), seen.astype(row.dtype))
+
+
+def _inverse(root: Array) -> Array:
+    """(LLᵀ)⁻¹."""
+    eye = jnp.broadcast_to(jnp.eye(root.shape[-1]), root.shape)
+    half = solve_triangular(root, eye, lower=True)
+    return jnp.swapaxes(half, -1, -2) @ half
+
+
+def _whiten(root: Array, noise: Array) -> Array:
+    """L⁻ᵀ noise, (n, q): the spread of N(0, (LLᵀ)⁻¹)."""
+    root = jnp.broadcast_to(root, (len(noise), *root.shape[-2:]))
+    return solve_triangular(root, noise[..., None], lower=True, trans=1)[..., 0]
