@@ -42,7 +42,7 @@ def family(request: pytest.FixtureRequest) -> Any:
     """A part with its prior counts and those of a posterior for three members, each with ten of thirty rows."""
     kind, part = FAMILIES[request.param]
     y = rows(0, kind)
-    part = part.bind(y, 3)
+    part = part.bind(y)
     with jax.enable_x64(True):
         prior = part.prior(3)
         return part, prior, add(prior, part.counts(jnp.repeat(jnp.eye(3), 10, axis=0), jnp.asarray(y)))
@@ -92,7 +92,7 @@ class TestFamilies:
 
     @pytest.mark.parametrize("covariance", ["full", "tied"])
     def test_jacobian_of_precisions(self, covariance: str) -> None:
-        part = parts.Gaussian(covariance).bind(np.random.default_rng(0).normal(size=(9, 3)), 1)
+        part = parts.Gaussian(covariance).bind(np.random.default_rng(0).normal(size=(9, 3)))
         with jax.enable_x64(True):
             params = part.draw(jax.random.key(0), part.prior(1))
 
@@ -105,7 +105,7 @@ class TestFamilies:
     def test_gaussian_log_density_against_scipy(self) -> None:
         from scipy.stats import multivariate_normal
 
-        part = parts.Gaussian().bind(rows(0, "gaussian"), 2)
+        part = parts.Gaussian().bind(rows(0, "gaussian"))
         with jax.enable_x64(True):
             params = part.draw(jax.random.key(3), part.prior(2))
             named = part.constrain(params)

@@ -109,7 +109,7 @@ class Autoregressive(Regression, Part):
             raise ModelError(message("An autoregression needs a past.", f"lags={self.lags!r}", "a whole number ≥ 1", "pass e.g. lags=1"))
         check_concentration(self.strength)
 
-    def bind(self, y: np.ndarray, num: int = 1) -> Autoregressive:
+    def bind(self, y: np.ndarray) -> Autoregressive:
         """y: rows beside their past, as `lagged` lays them."""
         d = y.shape[1] // (1 + self.lags)
         whole = y[np.isfinite(y).all(axis=1)]

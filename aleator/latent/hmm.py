@@ -158,7 +158,7 @@ class HMM(ConjugateLatent):
             with jax.enable_x64(True):
                 rows = np.asarray(self.part.lagged(jnp.asarray(rows), jnp.asarray(begins)))
         seen = check_seen(rows)
-        return dataclasses.replace(self, part=self.part.bind(rows[seen], self.num_states))
+        return dataclasses.replace(self, part=self.part.bind(rows[seen]))
 
     @property
     def families(self) -> dict[str, Family]:

@@ -45,7 +45,7 @@ class Mixture(ConjugateLatent):
         object.__setattr__(self, "part", as_part(self.part))
 
     def bind(self, x: Tree, y: Tree) -> Mixture:
-        return dataclasses.replace(self, part=self.part.bind(observations(y), self.num_components))
+        return dataclasses.replace(self, part=self.part.bind(observations(y)))
 
     @property
     def families(self) -> dict[str, Family]:

@@ -24,6 +24,7 @@ from aleator.latent.weights import Dirichlet, check_concentration
 
 COVARIANCES = ("full", "tied", "diagonal", "spherical")
 LOG_2PI = math.log(2.0 * math.pi)
+WITHIN = 0.25  # prior spread within a member, as a share of that of all rows
 
 
 class Part(Family):
@@ -59,8 +60,7 @@ class Gaussian(Part):
 
     covariance: "full", "tied" (one for all members), "diagonal" or "spherical". mean: m (a number or d of them), strength: κ, in rows;
     df: ν, in rows; spread: prior standard deviation √(Ψ/ν) of y within a member, a number or d of them. What is None comes from the data at
-    `bind`: m their mean, spread their standard deviations over K^{1/d} and at least 1e-6 of the largest (Fraley and Raftery, 2007);
-    strength .01 rows, df d + 2.
+    `bind`: m their mean, spread a quarter of their standard deviations and at least 1e-6 of the largest; strength .01 rows, df d + 2.
     t = (−½μᵀΛμ, Λμ, −½Λ, ½log|Λ|) with counts "number", "sum", "square", "df"; y is taken relative to m, for the sake of rounding.
     """
 
@@ -80,12 +80,14 @@ class Gaussian(Part):
     def missing(self) -> bool:  # type: ignore[override]
         return self.covariance == "diagonal"
 
-    def bind(self, y: np.ndarray, num: int = 1) -> Gaussian:
+    def bind(self, y: np.ndarray) -> Gaussian:
         check_finite(y, self.missing)
         d = y.shape[1]
         centre, scale = _moments(y)
         loc = centre if self.mean is None else np.broadcast_to(np.asarray(self.mean, float), (d,))
-        scale, largest = scale / num ** (1.0 / d), scale.max()
+        # The same whatever the number of members: bounds and evidences of models with more and fewer then share one prior.
+        scale = WITHIN * scale
+        largest = scale.max()
         scale = np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0)  # constant columns, one row
         scale = scale if self.spread is None else np.broadcast_to(np.asarray(self.spread, float), (d,))
         df = float(self.df) if self.df is not None else d + 2.0
@@ -267,7 +269,7 @@ class KnownGaussian(Part):
         check_concentration(self.scale)
         check_concentration(self.prior_scale)
 
-    def bind(self, y: np.ndarray, num: int = 1) -> KnownGaussian:
+    def bind(self, y: np.ndarray) -> KnownGaussian:
         check_finite(y, missing=True)
         return dataclasses.replace(self, dim=y.shape[1])
 
@@ -368,7 +370,7 @@ class Bernoulli(Part):
         check_concentration(self.a)
         check_concentration(self.b)
 
-    def bind(self, y: np.ndarray, num: int = 1) -> Bernoulli:
+    def bind(self, y: np.ndarray) -> Bernoulli:
         check_finite(y, missing=True)
         check_values(y, (y == 0) | (y == 1), "zeros and ones", "code the two outcomes as 0 and 1")
         return dataclasses.replace(self, dim=y.shape[1])
@@ -424,7 +426,7 @@ class Poisson(Part):
     def __post_init__(self) -> None:
         check_concentration(self.shape)
 
-    def bind(self, y: np.ndarray, num: int = 1) -> Poisson:
+    def bind(self, y: np.ndarray) -> Poisson:
         check_finite(y, missing=True)
         check_values(y, (y >= 0) & (y == np.floor(y)), "whole numbers ≥ 0", "pass counts, not rates")
         if self.rate is not None:
@@ -486,7 +488,7 @@ class Categorical(Part):
     def family(self) -> Dirichlet:
         return Dirichlet(self.concentration)
 
-    def bind(self, y: np.ndarray, num: int = 1) -> Categorical:
+    def bind(self, y: np.ndarray) -> Categorical:
         check_finite(y, missing=True)
         if y.shape[1] != 1:
             raise DataError(message("Labels come one a row.", f"{y.shape[1]} columns", "one column", "pass y of shape (N,)"))
