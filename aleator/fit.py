@@ -63,6 +63,14 @@ class Fit:
         key, x = as_key(key), self._inputs(x)
         return self._predictive(self.posterior.functions(key, self.model, x, num_samples)).draws
 
+    def joint(self, key: KeyLike, x: Any, num_samples: int = NUM_SAMPLES) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (rows, k) and covariance (rows, k, rows, k) of the outputs f at all rows of x together, where `predict` knows each row by itself.
+
+        Closed form for exact posteriors and linearised Laplace, else of num_samples draws. Outputs are as the likelihood takes them: the mean of
+        y (standardised, for a fit made from a table) in a regression, logits in a classification.
+        """
+        return self.posterior.joint(as_key(key), self.model, self._inputs(x), num_samples)
+
     def sample(self, key: KeyLike, num_samples: int) -> Tree:
         """Draws from the posterior over parameters, leaves (num_samples, …)."""
         return self.posterior.sample(as_key(key), num_samples)

@@ -57,6 +57,15 @@ class Posterior(abc.ABC):
         with jax.enable_x64(True):  # exact posteriors are held in double precision
             return _draw_outputs(model, self.sample(key, num_samples), x, None)
 
+    def joint(self, key: Key, model: Any, x: Tree, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (rows, k) and covariance (rows, k, rows, k) of f at all rows together: of draws, unless it is known in closed form."""
+        draws = np.asarray(self.functions(key, model, x, num_samples).draws, np.float64)
+        if draws.ndim != 3:
+            raise ModelError(message("f is no table here.", f"shape {draws.shape[1:]}", "(rows, k)", "use fit.functions(key, x)"))
+        check_joint(draws.shape[1] * draws.shape[2])
+        flat = (draws - draws.mean(axis=0)).reshape(len(draws), -1)
+        return draws.mean(axis=0), (flat.T @ flat / max(len(flat) - 1, 1)).reshape(*draws.shape[1:], *draws.shape[1:])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Point(Posterior):
@@ -224,6 +233,17 @@ class Linearised(Sampled):
                 return Outputs(draws=logits, extra=jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(logits), *leaf.shape)), extra))
             variance = spread if spread.ndim == 2 else np.diagonal(spread, axis1=1, axis2=2)
             return Outputs(mean=mean, variance=np.maximum(variance, 0.0), extra=extra)
+
+    def joint(self, key: Key, model: Any, x: Tree, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """f(x, w*) + J·shift and JΣJᵀ over all rows, one column at a time: back through the network, Σ, and forward; J is never formed."""
+        if not self.linear:
+            return super().joint(key, model, x, num_samples)
+        double = _tree.first_dtype(self.operator) == np.float64
+        check_joint(_tree.rows(x) * model.likelihood.num_outputs(model.targets()))
+        with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
+            bare = dataclasses.replace(self, log_evidence=None, tuned={})
+            mean, covariance = _joint(model)(bare, _tree.as_float64(x) if double else x)
+            return np.asarray(mean, np.float64), np.asarray(covariance, np.float64).reshape(*mean.shape, *mean.shape)
 
     def moments(self, model: Any, x: Tree, variance: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Mean (rows, k) and covariance (rows, k, k) of f at each row; with `variance`, or where there are many outputs, only (rows, k)."""
@@ -407,6 +427,24 @@ class LinearGaussian(Posterior):
         variance = self.operator.quadratic(features) * (self.rate / self.concentration)
         return Outputs(mean=mean, variance=variance, df=2.0 * self.concentration, extra={"scale": np.sqrt(self.rate / self.concentration)})
 
+    def joint(self, key: Key, model: Any, x: Tree, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """ΦM and ΦΣΦᵀ for each output; with unknown noise Σ is that of a Student-t, infinite where its degrees of freedom are 2 or fewer."""
+        with jax.enable_x64(True):
+            features = _by_rows(_features(model), x, lambda rows: rows * self.operator.size * 8)
+        rows, k = len(features), len(self.mean)
+        check_joint(rows * k)
+        scale = np.ones(k) if self.scale is not None else self.rate / np.maximum(self.concentration - 1.0, 0.0)
+        each = np.einsum(
+            "np,kpq,mq,k->knm",
+            features,
+            np.broadcast_to(self.operator.covariance(), (k, *self.operator.covariance().shape[1:])),
+            features,
+            scale,
+        )
+        covariance = np.zeros((rows, k, rows, k))
+        covariance[:, np.arange(k), :, np.arange(k)] = each
+        return features @ self.mean.T, covariance
+
     def sample(self, key: Key, num_samples: int) -> Tree:
         """Draws in the model's own parameters; with unknown noise the weights are in units of it, as `scaled_by_noise` has them."""
         key_noise, key_weights = jax.random.split(key)
@@ -477,6 +515,39 @@ def _functions(model: Any) -> Callable:
         return jax.vmap(one)(keys) if block >= len(keys) else jax.lax.map(one, keys, batch_size=block)
 
     return jax.jit(evaluate, static_argnums=3)
+
+
+@cached
+def _joint(model: Any) -> Callable:
+    def compute(posterior: Any, x: Tree) -> tuple[Array, Array]:
+        network = posterior.mean["network"]
+        start = _tree.flat(network)
+        outputs = lambda part: model.apply(_tree.unflat(start.at[posterior.index].add(part), network), x, None)
+        zero = jnp.zeros(posterior.index.shape, start.dtype)
+        value, forward = jax.linearize(outputs, zero)
+        back = jax.linear_transpose(forward, zero)
+
+        def column(unit: Array) -> Array:
+            spread = posterior.operator.matvec(back(unit.reshape(value.shape))[0])
+            return forward(spread.astype(start.dtype)).ravel()
+
+        return value + forward(posterior.shift.astype(start.dtype)), jax.lax.map(column, jnp.eye(value.size, dtype=value.dtype))
+
+    return jax.jit(compute)
+
+
+def check_joint(size: int) -> None:
+    """Refuse a joint covariance that does not fit the budget for predictions."""
+    if 8 * size**2 > BYTE_BUDGET:
+        most = int((BYTE_BUDGET / 8) ** 0.5)
+        raise ModelError(
+            message(
+                "The joint covariance is too large.",
+                f"{size} rows × outputs, {8 * size**2 / 2**30:.1f} GiB",
+                f"at most {most}",
+                "ask for fewer rows at a time",
+            )
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 import aleator as al
 from aleator import convergence, datasets
@@ -122,20 +121,16 @@ def gp(z: Any) -> Case:
 
 
 def hmm(z: Any) -> Case:
+    """Our hidden Markov model with its states summed out, under the program's own prior: first state uniform, ordered positive means."""
     y = z["data_y"]
+    model = al.latent.HMM(2, al.latent.parts.KnownGaussian(1.0)).bind(None, y)
 
     def density(q: Any) -> Any:
-        stay = jnp.stack([jax.nn.log_sigmoid(q[:2]), jax.nn.log_sigmoid(-q[:2])], axis=1)  # (state, first or second target)
         low, high = jnp.exp(q[2]), jnp.exp(q[2]) + jnp.exp(q[3])
-        means = jnp.stack([low, high])
-        emit = -0.5 * (y[:, None] - means) ** 2
-
-        def step(log_alpha: Any, row: Any) -> tuple[Any, None]:
-            return logsumexp(log_alpha[:, None] + stay, axis=0) + row, None
-
-        last = jax.lax.scan(step, emit[0], emit[1:])[0]
+        params = {"initial": jnp.zeros(1), "transition": q[:2, None], "parts": {"mean": jnp.stack([low, high])[:, None]}}
+        data = jnp.sum(model.log_likelihood(params, al.Batch(None, jnp.asarray(y))))
         jacobian = jnp.sum(jax.nn.log_sigmoid(q[:2]) + jax.nn.log_sigmoid(-q[:2])) + q[2] + q[3]
-        return logsumexp(last) + normal(low, 3.0, 1.0) + normal(high, 10.0, 1.0) + jacobian
+        return data + normal(low, 3.0, 1.0) + normal(high, 10.0, 1.0) + jacobian
 
     def constrain(q: np.ndarray) -> np.ndarray:
         p = 1.0 / (1.0 + np.exp(-q[..., :2]))
@@ -157,13 +152,14 @@ def kilpisjarvi(z: Any) -> Case:
 
 
 def mixture(z: Any) -> Case:
+    """Our mixture with its labels summed out, under the program's own prior."""
     y = z["data_y"]
+    model = al.latent.Mixture(2, al.latent.parts.Gaussian("spherical", mean=0.0, spread=1.0)).bind(None, y)
 
     def density(q: Any) -> Any:
         low, high, share = q[0], q[0] + jnp.exp(q[1]), q[4]
-        sigma = jnp.exp(q[2:4])
-        each = lambda mean, s: -0.5 * ((y - mean) / s) ** 2 - jnp.log(s)
-        terms = jnp.logaddexp(jax.nn.log_sigmoid(share) + each(low, sigma[0]), jax.nn.log_sigmoid(-share) + each(high, sigma[1]))
+        params = {"weights": share[None], "parts": {"mean": jnp.stack([low, high])[:, None], "log_precision": -2.0 * q[2:4]}}
+        terms = model.log_likelihood(params, al.Batch(None, jnp.asarray(y)))
         prior = normal(low, 0.0, 2.0) + normal(high, 0.0, 2.0) + half_normal(q[2], 2.0) + half_normal(q[3], 2.0)
         return prior + q[1] + 5.0 * (jax.nn.log_sigmoid(share) + jax.nn.log_sigmoid(-share)) + jnp.sum(terms)
 

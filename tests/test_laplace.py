@@ -59,6 +59,36 @@ def test_a_linear_model_is_exact(straight: tuple[al.Fit, al.Fit]) -> None:
         np.testing.assert_allclose(getattr(laplace.predict(1, at), name), getattr(exact.predict(1, at), name), rtol=1e-8, atol=1e-9)
 
 
+def test_the_joint_covariance_of_a_linear_model_is_exact(straight: tuple[al.Fit, al.Fit]) -> None:
+    exact, laplace = straight
+    at = np.linspace(-2.0, 2.0, 5)
+    for got, want in zip(laplace.joint(1, at), exact.joint(1, at), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9)
+    mean, covariance = exact.joint(1, at)
+    predicted = exact.predict(1, at)
+    np.testing.assert_allclose(mean[:, 0], predicted.mean, atol=1e-12)
+    np.testing.assert_allclose(np.diagonal(covariance[:, 0, :, 0]), predicted.epistemic, rtol=1e-9)
+    # Neighbours move together, and draws of whole functions show it.
+    drawn = exact.functions(2, at, num_samples=4000)
+    np.testing.assert_allclose(np.cov(drawn.T), covariance[:, 0, :, 0], atol=5 * covariance.max() / np.sqrt(4000))
+
+
+def test_the_joint_covariance_of_a_network_agrees_with_its_rows_and_its_draws(mode: al.Fit) -> None:
+    fit = al.fit(0, classifier(), classes(), al.Laplace("kron"), init=mode.posterior.params, progress=False)
+    x = classes()[0][:3]
+    mean, covariance = fit.joint(1, x)
+    row_mean, row_covariance = fit.posterior.moments(fit.model, x)
+    np.testing.assert_allclose(mean, row_mean, atol=1e-5)
+    for i in range(3):
+        np.testing.assert_allclose(covariance[i, :, i, :], row_covariance[i], rtol=1e-3, atol=1e-5)
+    drawn = np.asarray(fit.posterior.functions(jax.random.key(2), fit.model, x, 4000).draws).reshape(4000, -1)
+    np.testing.assert_allclose(
+        np.cov(drawn.T), covariance.reshape(9, 9), atol=5 * np.diagonal(covariance.reshape(9, 9)).max() * np.sqrt(2 / 4000)
+    )
+    with pytest.raises(al.ModelError, match="fewer rows"):
+        fit.joint(1, np.zeros((5000, 3), np.float32))
+
+
 @pytest.mark.parametrize("structure", ["kron", "ekfac"])
 def test_one_layer_with_one_output_is_a_kronecker_product(straight: tuple[al.Fit, al.Fit], structure: str) -> None:
     exact, full = straight

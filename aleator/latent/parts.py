@@ -257,11 +257,15 @@ class Gaussian(Part):
 
 @dataclasses.dataclass(frozen=True)
 class KnownGaussian(Part):
-    """y ~ N(μ, σ²I) with σ known, μ ~ N(mean, prior_scale²I), in the coordinates μ. t = (−½‖μ‖²/σ², μ/σ²), counts "number", "sum"."""
+    """y ~ N(μ, σ²I) with σ known, μ ~ N(mean, prior_scale²I), in the coordinates μ. t = (−½‖μ‖²/σ², μ/σ²), counts "number", "sum".
+
+    centres: a prior mean for each member, relative to `mean`, where they are not to be exchangeable.
+    """
 
     scale: float = 1.0
     prior_scale: float = 1.0
     mean: float = 0.0
+    centres: tuple[float, ...] = ()
     dim: int | None = None
     missing = True
 
@@ -274,8 +278,12 @@ class KnownGaussian(Part):
         return dataclasses.replace(self, dim=y.shape[1])
 
     def prior(self, num: int) -> Tree:
-        strength = (self.scale / self.prior_scale) ** 2
-        return {"number": jnp.full((num, self.dim), strength), "sum": jnp.zeros((num, self.dim))}
+        if self.centres and len(self.centres) != num:
+            raise ModelError(
+                message("Centres and members do not match.", f"{len(self.centres)} centres", f"{num}", "pass one centre a member")
+            )
+        number = jnp.full((num, self.dim), (self.scale / self.prior_scale) ** 2)
+        return {"number": number, "sum": number * jnp.asarray(self.centres)[:, None] if self.centres else jnp.zeros((num, self.dim))}
 
     def log_partition(self, counts: Tree) -> Array:
         number, total = counts["number"], counts["sum"]
