@@ -415,6 +415,9 @@ def _starts(key: Key, target: Any, algorithm: loop.Algorithm, init: Any) -> Tree
         if init is not None:
             params = jax.tree.map(jnp.asarray, init)
             return params if stacked is None else jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (stacked, *leaf.shape)), params)
+        if algorithm.blank:
+            shapes = jax.eval_shape(target.start, jax.random.key(0))
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape if stacked is None else (stacked, *leaf.shape), leaf.dtype), shapes)
         return _compiled_starts(target, stacked)(key)
 
 

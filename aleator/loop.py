@@ -62,7 +62,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). preliminary: how many of the first phases only look for a start; they are left out where one is given. apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info. choose(states, held) → (Posterior, notes for the manifest), in the place of `finish` where there are held-out rows.
+    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). preliminary: how many of the first phases only look for a start; they are left out where one is given. blank: these make the start themselves, so that any parameters will do before them. apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info. choose(states, held) → (Posterior, notes for the manifest), in the place of `finish` where there are held-out rows.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -77,6 +77,7 @@ class Algorithm:
     starts: int | None = None
     bootstrap: bool = False
     preliminary: int = 0
+    blank: bool = False
     apart: bool = False
     watch: str | None = None
     verdict: Callable[[Any], tuple[str, bool]] | None = None

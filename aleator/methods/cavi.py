@@ -129,6 +129,7 @@ class CAVI(Method):
             init=init,
             phases=tuple(phases),
             preliminary=1,
+            blank=True,
             position=lambda state: state.counts,
             finish=finish,
             done=None if stochastic else lambda state: converged(state.ascent, slack),

@@ -44,7 +44,8 @@ class Info(NamedTuple):
 
 
 def begin() -> Ascent:
-    return Ascent(jnp.asarray(-jnp.inf), jnp.asarray(jnp.inf), jnp.zeros(()), jnp.zeros((), jnp.int32))
+    infinity = jnp.asarray(jnp.inf, jnp.result_type(float))  # weakly typed, it would make the driver compile the climb twice
+    return Ascent(-infinity, infinity, jnp.zeros(()), jnp.zeros((), jnp.int32))
 
 
 def climbed(ascent: Ascent, value: Array) -> Ascent:
@@ -107,6 +108,7 @@ class EM(Method):
                 Phase("climb", lambda key, state, batch: step(state, batch, target), self.num_steps, "full"),
             ),
             preliminary=1,
+            blank=True,
             position=lambda state: state.params,
             finish=finish,
             done=lambda state: converged(state.ascent, self.tolerance * target.num_data),
