@@ -323,6 +323,8 @@ class TestHardData:
             al.fit(0, Mixture(2, part), np.array(y), al.EM())
 
     def test_what_does_not_fit_is_refused_by_name(self) -> None:
+        with pytest.raises(al.DataError, match="no inputs"):
+            al.fit(0, Mixture(2), (EIGHT, EIGHT), al.EM())
         with pytest.raises(al.ModelError, match="whole number"):
             Mixture(0)
         with pytest.raises(al.ModelError, match="one of"):

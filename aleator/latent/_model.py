@@ -192,6 +192,15 @@ def in_double(function: Callable) -> Callable:
     return call
 
 
+def no_inputs(model: Any, x: Any) -> None:
+    """Refuse x where it would be passed over in silence."""
+    if x is not None:
+        name = type(model).__name__
+        raise DataError(
+            message(f"{name} takes no inputs.", "x", "y alone", "pass al.fit(key, model, y, method), columns of x among those of y")
+        )
+
+
 def observations(y: Any) -> np.ndarray:
     """y as (N, d) doubles; NaN passes, the parts judge it."""
     if y is None:

@@ -17,7 +17,7 @@ from aleator._random import as_key, split
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, inner, real_weights
-from aleator.latent._model import ConjugateLatent, in_double, observations
+from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.parts import LOG_2PI, check_finite, check_values
 from aleator.latent.weights import check_concentration
 
@@ -155,6 +155,7 @@ class FactorModel(ConjugateLatent):
         check_concentration(self.strength)
 
     def bind(self, x: Tree, y: Tree) -> FactorModel:
+        no_inputs(self, x)
         y = observations(y)
         check_finite(y, missing=True)
         seen = np.isfinite(y)

@@ -20,7 +20,7 @@ from aleator._random import as_key, seed_of, split
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, real_weights
-from aleator.latent._model import Conjugate, ConjugateLatent, in_double
+from aleator.latent._model import Conjugate, ConjugateLatent, in_double, no_inputs
 from aleator.latent.weights import Dirichlet, check_concentration
 from aleator.posterior import Draws
 
@@ -141,6 +141,7 @@ class LDA(ConjugateLatent):
         check_concentration(self.concentration)
 
     def bind(self, x: Tree, y: Tree) -> LDA:
+        no_inputs(self, x)
         largest = check_documents(y, self.num_words)
         num = self.num_words if self.num_words is not None else largest
         return dataclasses.replace(self, num_words=num, num_documents=_tree.rows(y))

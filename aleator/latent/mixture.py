@@ -14,7 +14,7 @@ from aleator._errors import MethodError, ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, add, real_weights
-from aleator.latent._model import ConjugateLatent, in_double, observations
+from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.parts import StudentT, as_part
 from aleator.latent.weights import Dirichlet, Sticks, gather, log_weights
 
@@ -45,6 +45,7 @@ class Mixture(ConjugateLatent):
         object.__setattr__(self, "part", as_part(self.part))
 
     def bind(self, x: Tree, y: Tree) -> Mixture:
+        no_inputs(self, x)
         return dataclasses.replace(self, part=self.part.bind(observations(y)))
 
     @property

@@ -12,7 +12,7 @@ from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, add, real_weights
-from aleator.latent._model import ConjugateLatent, in_double, observations
+from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.mixture import rows_of
 from aleator.latent.parts import StudentT, as_part
 
@@ -36,6 +36,7 @@ class Pair(ConjugateLatent):
             )
 
     def bind(self, x: Tree, y: Tree) -> Pair:
+        no_inputs(self, x)
         return dataclasses.replace(self, part=self.part.bind(observations(y)))
 
     @property
