@@ -346,12 +346,15 @@ def corrected(
     cotangents = roots(kind, model, seen.outputs, batch, extra)
     sums = []
     for a, g, (left, right) in zip(seen.inputs, seen.pull(cotangents), bases, strict=True):
-        a, g = a @ left, g @ right
-        if a.shape[1] == 1:
-            sums.append(jnp.einsum("na,rnb->ab", a[:, 0] ** 2, g[:, :, 0] ** 2))
-        else:
-            sums.append(jnp.sum(gradients(a, g) ** 2, axis=(0, 1)))
+        sums.append(_squares(a @ left, g @ right))
     return tuple(sums), _rest(model, weights, batch, plan, cotangents)
+
+
+def _squares(a: Array, g: Array) -> Array:
+    """Σ over rows and roots of the squared gradients of one block, (a, b); without forming them where a map is used once a row."""
+    if a.shape[1] == 1:
+        return jnp.einsum("na,rnb->ab", a[:, 0] ** 2, g[:, :, 0] ** 2)
+    return jnp.sum(gradients(a, g) ** 2, axis=(0, 1))
 
 
 def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout, kind: str, seen: Taps | None = None) -> Array:
@@ -360,9 +363,7 @@ def diagonal(model: Any, weights: Tree, batch: Batch, extra: dict, plan: Layout,
     cotangents = roots(kind, model, seen.outputs, batch, extra)
     out = jnp.zeros(plan.size, seen.outputs.dtype)
     for block, a, g in zip(plan.blocks, seen.inputs, seen.pull(cotangents), strict=True):
-        single = a.shape[1] == 1
-        squares = jnp.einsum("na,rnb->ab", a[:, 0] ** 2, g[:, :, 0] ** 2) if single else jnp.sum(gradients(a, g) ** 2, axis=(0, 1))
-        out = out.at[block.numbers.ravel()].set(squares.ravel())
+        out = out.at[block.numbers.ravel()].set(_squares(a, g).ravel())
     return out.at[plan.rest].set(_rest(model, weights, batch, plan, cotangents)) if len(plan.rest) else out
 
 

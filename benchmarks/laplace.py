@@ -35,9 +35,8 @@ STEPS, BATCH, FEW = 100, 128, 200  # tuning steps; the peer's rows a batch, and 
 BARS = {"fit": 5.0, "predict": 10.0, "tune": 20.0}
 
 PEER = """
-import json, os, resource, sys, time, warnings
+import json, os, resource, sys, time
 cores = len(os.sched_getaffinity(0)); clock = time.process_time if cores == 1 else time.perf_counter
-warnings.filterwarnings("ignore")
 import numpy as np, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

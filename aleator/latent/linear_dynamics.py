@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from aleator.latent._model import ConjugateLatent, in_double, observations
 from aleator.latent.autoregressive import Regression, pseudo_counts
 from aleator.latent.hmm import asked, check_seen, check_sequences, check_weights, double, ends, host, sequence_begins
 from aleator.latent.mixture import rows_of
-from aleator.latent.parts import LOG_2PI, Gaussian, _factor, _moments, check_finite
+from aleator.latent.parts import LOG_2PI, Gaussian, _factor, _moments, check_finite, spread_out
 from aleator.latent.weights import check_concentration
 
 NOISES = ("diagonal", "full")
@@ -152,16 +153,17 @@ class StateSpace(ConjugateLatent):
     minibatch = False
     num_invariants = 16
 
+    @abc.abstractmethod
     def system(self, params: Tree, x: Any, num_rows: int) -> System:
-        raise NotImplementedError
+        """The matrices of the model at one parameter tree, for so many rows."""
 
+    @abc.abstractmethod
     def laid(self, batch: Batch) -> tuple[Array, Array]:
         """Where sequences begin, and y in the model's units (T, d)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scale_of(self) -> tuple[Array, Array]:
         """(centre, scale): y = centre + scale·(model's units), each (d,)."""
-        raise NotImplementedError
 
     def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> Array:
         """log p(y_t | y_<t, θ), states summed out, in y's units; (T,)."""
@@ -252,8 +254,7 @@ class LinearDynamics(StateSpace):
         check_sequences(x, len(rows))
         check_finite(rows[check_seen(rows)], missing=self.noise == "diagonal")
         centre, scale = _moments(rows)
-        largest = scale.max()
-        scale = np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0)  # constant columns, one row
+        scale = spread_out(scale)
         spread = np.ones(rows.shape[1]) if self.spread is None else np.broadcast_to(np.asarray(self.spread, float), scale.shape) / scale
         if not np.all(spread > 0):
             raise ModelError(
@@ -530,7 +531,7 @@ class Structural(StateSpace):
             columns = np.asarray(x, float).reshape(len(rows), -1)
             means, spreads = columns.mean(axis=0), columns.std(axis=0)
             inputs = tuple(means.tolist()), tuple(np.where(spreads > 0, spreads, 1.0).tolist())
-        scale = np.where(scale > 0, scale, 1.0)
+        scale = spread_out(scale)
         return dataclasses.replace(self, centre=tuple(centre.tolist()), scale=tuple(scale.tolist()), inputs=inputs)
 
     @property

@@ -67,7 +67,7 @@ class Pair(ConjugateLatent):
     def log_base(self, y: Array) -> Array:
         """log h(y), (n,): what is left of log p(y | θ) where t = 0."""
         zero = jax.tree.map(jnp.zeros_like, self.part.prior(1))
-        return self.part.log_terms(zero, y)[:, 0]
+        return self.part.log_terms(zero, rows_of(y))[:, 0]
 
     @in_double
     def simulate(self, key: Key, params: Tree, num_samples: int) -> Array:

@@ -86,9 +86,7 @@ class Gaussian(Part):
         centre, scale = _moments(y)
         loc = centre if self.mean is None else np.broadcast_to(np.asarray(self.mean, float), (d,))
         # The same whatever the number of members: bounds and evidences of models with more and fewer then share one prior.
-        scale = WITHIN * scale
-        largest = scale.max()
-        scale = np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0)  # constant columns, one row
+        scale = spread_out(WITHIN * scale)
         scale = scale if self.spread is None else np.broadcast_to(np.asarray(self.spread, float), (d,))
         df = float(self.df) if self.df is not None else d + 2.0
         least = d + 1 if self.covariance == "spherical" else d
@@ -585,6 +583,12 @@ def _moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     number, filled = np.maximum(seen.sum(axis=0), 1), np.where(seen, y, 0.0)
     mean = filled.sum(axis=0) / number
     return mean, np.sqrt((np.where(seen, filled - mean, 0.0) ** 2).sum(axis=0) / number)
+
+
+def spread_out(scale: np.ndarray) -> np.ndarray:
+    """Standard deviations to divide by: those of constant columns, or of one row, are a millionth of the largest, or 1."""
+    largest = scale.max()
+    return np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0)
 
 
 def _outer(total: Array, number: Array, shared: bool) -> Array:

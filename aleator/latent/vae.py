@@ -25,6 +25,7 @@ from aleator.likelihoods import Bernoulli, Likelihood
 from aleator.networks import MLP, as_network
 
 ROWS_AT_ONCE = 20_000  # rows × draws of z that go through the decoder at a time
+DRAWS_AT_ONCE = 200  # of them draws of one row
 
 
 class Weights(NamedTuple):
@@ -45,7 +46,8 @@ class VAE(Latent):
     likelihood. posterior: "diagonal", "full", "coupling", "autoregressive", or an object of `al.latent.posteriors`. likelihood:
     `al.Bernoulli()`, `al.Gaussian(…)`, `al.HeteroscedasticGaussian()`, `al.latent.Levels(256)` or `al.latent.Symbols(C)`. binarise: y in
     [0, 1] are probabilities of a fresh Bernoulli draw at every step (stochastic binarisation). With x in the data, al.fit(key, model, (x, y),
-    …), all networks also see x, and z has the prior N(m(x), s(x)²): a conditional autoencoder. prior: of the decoder's weights, or None (flat).
+    …), all networks also see x, and z has the prior N(m(x), s(x)²): a conditional autoencoder. condition: a network x (n, …) → features (n, p)
+    that the others see in place of x (a map of an image, `al.latent.Pooled` of a set). prior: of the decoder's weights, or None (flat).
     """
 
     latent_dim: Any
@@ -56,8 +58,10 @@ class VAE(Latent):
     binarise: bool = False
     prior: Any = None
     activation: str = "tanh"
+    condition: Any = None
     y_shape: tuple[int, ...] | None = None
-    x_size: int = 0
+    x_shape: tuple[int, ...] | None = None
+    x_size: int = 0  # of what the networks see of x
     networks: Any = None
 
     stochastic = True
@@ -71,6 +75,7 @@ class VAE(Latent):
         object.__setattr__(self, "posterior", as_posterior(self.posterior))
         object.__setattr__(self, "encoder", _networks(self.encoder))
         object.__setattr__(self, "decoder", _networks(self.decoder))
+        object.__setattr__(self, "condition", None if self.condition is None else as_network(self.condition))
         if not isinstance(self.likelihood, (Likelihood, Levels, Symbols)):
             raise ModelError(
                 message("This is not a likelihood of y.", repr(self.likelihood), "e.g. al.Bernoulli()", "see the docstring of VAE")
@@ -103,8 +108,8 @@ class VAE(Latent):
             )
         else:
             self.likelihood.encode(values)
-        size = 0 if x is None else int(np.prod(x.shape[1:]))
-        made = dataclasses.replace(self, y_shape=shape, x_size=size, networks=None)
+        given = None if x is None else tuple(int(s) for s in x.shape[1:])
+        made = dataclasses.replace(self, y_shape=shape, x_shape=given, x_size=self._seen_size(given), networks=None)
         return dataclasses.replace(made, networks=made._networks())
 
     # ---- parameters ----
@@ -122,7 +127,19 @@ class VAE(Latent):
             made.append((f"decoder{layer}", self._network(decoder, d + self.x_size, back)))
         if self.x_size:
             made.append(("prior", MLP(self.x_size, _hidden(self.decoder), 2 * dims[-1], self.activation)))
+        if self.x_size and self.condition is not None:
+            made.append(("condition", self.condition))
         return tuple(made)
+
+    def _seen_size(self, shape: tuple[int, ...] | None) -> int:
+        """How many numbers a row of x is to the other networks."""
+        if shape is None:
+            return 0
+        if self.condition is None:
+            return math.prod(shape)
+        params = jax.eval_shape(self.condition.init, jax.random.key(0))
+        seen = jax.eval_shape(lambda p: self.condition.apply(p, jnp.zeros((1, *shape), jnp.float32), None), params)
+        return math.prod(seen.shape[1:])
 
     def _network(self, given: Any, size: int, out: int) -> Any:
         return MLP(size, given, out, self.activation) if _widths(given) else given
@@ -159,10 +176,17 @@ class VAE(Latent):
         """Outputs for y, or (mean, log scale) of the layer below."""
         return self._apply(params, f"decoder{layer}", z, x)
 
+    def seen(self, params: Tree, x: Array) -> Array:
+        """x (n, …, flat) as the networks see it, (n, x_size)."""
+        if self.condition is None:
+            return x
+        return self.condition.apply(params["condition"], x.reshape(-1, *self.x_shape), None).reshape(len(x), -1)  # type: ignore[misc]
+
     def _apply(self, params: Tree, name: str, inputs: Array, x: Array | None, images: bool = False) -> Array:
         network = dict(self.networks)[name]
         lead = inputs.shape[:-1]
         if x is not None:
+            x = self.seen(params, x)
             inputs = jnp.concatenate([inputs, jnp.broadcast_to(x, (*lead, x.shape[-1]))], axis=-1)
         flat = inputs.reshape(-1, inputs.shape[-1])
         if images and not isinstance(network, MLP) and x is None:
@@ -202,7 +226,27 @@ class VAE(Latent):
         return self.likelihood.log_prob(outputs.reshape(-1, outputs.shape[-1]), y, self.extra(params)).reshape(lead)
 
     def _top(self, params: Tree, z: Array, x: Array | None) -> Array:
-        return standard_normal(z) if x is None else Diagonal().log_prob({}, self._apply(params, "prior", x, None), z)
+        return standard_normal(z) if x is None else Diagonal().log_prob({}, self.top(params, x), z)
+
+    def top(self, params: Tree, x: Array) -> Array:
+        """Mean and log scale of the last layer's prior p(z | x), (n, 2d)."""
+        return self._apply(params, "prior", self.seen(params, x), None)
+
+    def hidden(self, key: Key, params: Tree, x: Array | None, num: int) -> tuple[Array, ...]:
+        """Draws of z of every layer from the prior, each (num, d), the first next to y."""
+        keys = jax.random.split(key, len(self.latent_dim))
+        z = jax.random.normal(keys[-1], (num, self.latent_dim[-1]))
+        drawn = [z if x is None else Diagonal().draw({}, self.top(params, x), z)[0]]
+        for layer in range(len(self.latent_dim) - 1, 0, -1):
+            e = jax.random.normal(keys[layer - 1], (num, self.latent_dim[layer - 1]))
+            drawn.insert(0, Diagonal().draw({}, self.decoded(params, layer, drawn[0], x), e)[0])
+        return tuple(drawn)
+
+    def ancestral(self, key: Key, params: Tree, x: Array | None, num: int) -> tuple[tuple[Array, ...], Array]:
+        """Draws of z of every layer and of y given them, (num, D)."""
+        key_hidden, key_y = jax.random.split(key)
+        hidden = self.hidden(key_hidden, params, x, num)
+        return hidden, self.likelihood.sample(key_y, self.decoded(params, 0, hidden[0], x), self.extra(params))
 
     def noise(self, key: Key, num: int, rows: int) -> tuple[Array, ...]:
         """e of every layer, (num, rows, d)."""
@@ -233,15 +277,15 @@ class VAE(Latent):
 
     def encode(self, params: Tree, y: Any, x: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Centre and scale of q(z | y) next to y, each (n, d), before any flow bends it."""
-        shown, x = self._asked(y, x)
-        h = _compiled(self, "encode")(params, shown, x)
+        shown, x = self.asked(y, x)
+        h = compiled(self, _encode)(params, shown, x)
         d = self.latent_dim[0]
         return np.asarray(h[..., :d]), np.exp(np.asarray(h[..., d : 2 * d]))
 
     def decode(self, params: Tree, z: Any, x: Any = None) -> np.ndarray:
         """E[y | z], in y's shape; z (n, d) next to y."""
         x = None if x is None else jnp.asarray(x, jnp.float32).reshape(len(x), -1)
-        mean = _compiled(self, "decode")(params, jnp.asarray(z, jnp.float32), x)
+        mean = compiled(self, _decode)(params, jnp.asarray(z, jnp.float32), x)
         return np.asarray(mean).reshape(-1, *self.y_shape)  # type: ignore[misc]
 
     def simulate(self, key: KeyLike, params: Tree, num_samples: int, x: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -251,36 +295,31 @@ class VAE(Latent):
                 message("Simulation needs what the model is conditioned on.", f"x={type(x).__name__}", "x as in the fit", "pass x=…")
             )
         if x is None:
-            z, y = _compiled(self, "simulate")(as_key(key), params, num_samples, None)
+            z, y = compiled(self, _simulate, num_samples)(as_key(key), params, None)
             return np.asarray(z), np.asarray(y).reshape(-1, *self.y_shape)  # type: ignore[misc]
         x = jnp.asarray(x, jnp.float32).reshape(len(x), -1)
-        drawn = [_compiled(self, "simulate")(k, params, len(x), x) for k in jax.random.split(as_key(key), num_samples)]
+        drawn = [compiled(self, _simulate, len(x))(k, params, x) for k in jax.random.split(as_key(key), num_samples)]
         z, y = (np.stack([np.asarray(pair[i]) for pair in drawn]) for i in (0, 1))
         return z, y.reshape(num_samples, len(x), *self.y_shape)  # type: ignore[misc]
 
     def reconstruct(self, key: KeyLike, params: Tree, y: Any, x: Any = None) -> np.ndarray:
         """E[y′ | z], z ~ q(z | y): what the decoder makes of one draw of the code; y's shape."""
-        shown, x = self._asked(y, x)
-        return np.asarray(_compiled(self, "reconstruct")(as_key(key), params, shown, x)).reshape(np.shape(y))
+        shown, x = self.asked(y, x)
+        return np.asarray(compiled(self, _reconstruct)(as_key(key), params, shown, x)).reshape(np.shape(y))
 
     def log_prob(self, key: KeyLike, params: Tree, y: Any, num_samples: int = 5000, x: Any = None) -> np.ndarray:
         """log p(y) of each row by num_samples importance-weighted draws: a lower bound in expectation, tighter with every draw; (n,), nats.
 
-        y is taken as it is: binarise it first.
+        y is taken as it is: binarise it first. num_samples above 200 are rounded up to whole blocks of equal size.
         """
-        shown, x = self._asked(y, x)
-        block = max(1, min(num_samples, ROWS_AT_ONCE // 100))
-        rows = max(1, ROWS_AT_ONCE // block)
-        out, keys = [], jax.random.split(as_key(key), -(-len(shown) // rows))
-        for k, start in zip(keys, range(0, len(shown), rows), strict=True):
-            piece = slice(start, start + rows)
-            given = shown[piece] if len(shown) <= rows else _padded(shown[piece], rows)
-            cond = None if x is None else x[piece] if len(shown) <= rows else _padded(x[piece], rows)
-            logs = _compiled(self, "log_prob")(k, params, given, cond, -(-num_samples // block), block)
-            out.append(np.asarray(logs)[: len(shown[piece])])
-        return np.concatenate(out)
+        shown, x = self.asked(y, x)
+        blocks = -(-num_samples // DRAWS_AT_ONCE)
+        block = -(-num_samples // blocks)
+        ask = compiled(self, _log_prob, blocks, block)
+        return by_pieces(as_key(key), lambda k, given: ask(k, params, *given), (shown, x), max(1, ROWS_AT_ONCE // block))
 
-    def _asked(self, y: Any, x: Any) -> tuple[Array, Array | None]:
+    def asked(self, y: Any, x: Any) -> tuple[Array, Array | None]:
+        """Rows of a question, checked: y (n, D), x (n, p) or None, flat."""
         y = np.asarray(y)
         if self.y_shape is None or y.shape[1:] != self.y_shape:
             expected = f"(n, {', '.join(map(str, self.y_shape or ()))})"
@@ -296,44 +335,50 @@ def log_mean(logs: Array) -> Array:
     return logsumexp(logs, axis=0) - math.log(logs.shape[0])
 
 
+def _encode(model: VAE, params: Tree, shown: Array, x: Array | None) -> Array:
+    return model.encoded(params, 0, shown, x)
+
+
+def _decode(model: VAE, params: Tree, z: Array, x: Array | None) -> Array:
+    return model.likelihood.mean(model.decoded(params, 0, z, x), model.extra(params))
+
+
+def _simulate(model: VAE, key: Key, params: Tree, x: Array | None, num: int) -> tuple[Array, Array]:
+    hidden, y = model.ancestral(key, params, x, num)
+    return hidden[0], y
+
+
+def _reconstruct(model: VAE, key: Key, params: Tree, shown: Array, x: Array | None) -> Array:
+    hidden, _ = model.draw_hidden(params, shown, x, model.noise(key, 1, shown.shape[0]))
+    return _decode(model, params, hidden[0][0], x)
+
+
+def _log_prob(model: VAE, key: Key, params: Tree, shown: Array, x: Array | None, blocks: int, block: int) -> Array:
+    def one(k: Key) -> Array:
+        hidden, log_q = model.draw_hidden(params, shown, x, model.noise(k, block, shown.shape[0]))
+        return log_mean(model.log_shown(params, hidden, shown, x) + model.log_hidden(params, hidden, x) - log_q)
+
+    return log_mean(jax.lax.map(one, jax.random.split(key, blocks)))
+
+
 @cached
-def _compiled(model: VAE, what: str) -> Callable:
-    """The compiled form of one question, once a model."""
-
-    def encode(params: Tree, shown: Array, x: Array | None) -> Array:
-        return model.encoded(params, 0, shown, x)
-
-    def decode(params: Tree, z: Array, x: Array | None) -> Array:
-        return model.likelihood.mean(model.decoded(params, 0, z, x), model.extra(params))
-
-    def simulate(key: Key, params: Tree, num: int, x: Array | None) -> tuple[Array, Array]:
-        *keys, key_y = jax.random.split(key, len(model.latent_dim) + 1)
-        z = jax.random.normal(keys[-1], (num, model.latent_dim[-1]))
-        if x is not None:
-            z, _ = Diagonal().draw({}, model._apply(params, "prior", x, None), z)
-        for layer in range(len(model.latent_dim) - 1, 0, -1):
-            e = jax.random.normal(keys[layer - 1], (num, model.latent_dim[layer - 1]))
-            z, _ = Diagonal().draw({}, model.decoded(params, layer, z, x), e)
-        return z, model.likelihood.sample(key_y, model.decoded(params, 0, z, x), model.extra(params))
-
-    def reconstruct(key: Key, params: Tree, shown: Array, x: Array | None) -> Array:
-        hidden, _ = model.draw_hidden(params, shown, x, model.noise(key, 1, shown.shape[0]))
-        return model.likelihood.mean(model.decoded(params, 0, hidden[0][0], x), model.extra(params))
-
-    def log_prob(key: Key, params: Tree, shown: Array, x: Array | None, blocks: int, block: int) -> Array:
-        def one(k: Key) -> Array:
-            hidden, log_q = model.draw_hidden(params, shown, x, model.noise(k, block, shown.shape[0]))
-            return log_mean(model.log_shown(params, hidden, shown, x) + model.log_hidden(params, hidden, x) - log_q)
-
-        return log_mean(jax.lax.map(one, jax.random.split(key, blocks)))
-
-    static = {"simulate": (2,), "log_prob": (4, 5)}
-    return jax.jit(locals()[what], static_argnums=static.get(what, ()))
+def compiled(model: VAE, question: Callable, *static: Any) -> Callable:
+    """question(model, *given, *static), compiled once for a model."""
+    return jax.jit(lambda *given: question(model, *given, *static))
 
 
-def _padded(rows: Array, size: int) -> Array:
-    """The last rows again until there are `size`: one compiled shape for all pieces."""
-    return rows if len(rows) == size else jnp.concatenate([rows, jnp.repeat(rows[-1:], size - len(rows), axis=0)])
+def by_pieces(key: Key, ask: Callable, rows: Any, size: int) -> Any:
+    """ask(key, rows) → arrays with the rows last, for `size` rows at a time, put together. The last rows come again until there are `size`:
+    one compiled shape for all pieces."""
+    number = len(jax.tree.leaves(rows)[0])
+    size = min(size, number)
+    piece = lambda leaf, start: jnp.take(leaf, np.minimum(np.arange(start, start + size), number - 1).astype(np.int32), axis=0)
+    starts = range(0, number, size)
+    out = [
+        ask(k, jax.tree.map(lambda leaf: piece(leaf, start), rows))  # noqa: B023: called at once
+        for k, start in zip(jax.random.split(key, len(starts)), starts, strict=True)
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=-1)[..., :number], *out)
 
 
 def _widths(given: Any) -> bool:

@@ -14,7 +14,8 @@ from aleator._errors import MethodError, message
 from aleator._typing import Array, Key
 from aleator.data import Batch
 from aleator.hyperpriors import InverseGamma
-from aleator.latent._conjugate import add
+from aleator.latent._conjugate import add, real_weights
+from aleator.latent._model import in_double
 from aleator.linalg import DensePrecision, cholesky
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
@@ -98,18 +99,20 @@ class Exact(Method):
 
 
 def _conjugate(model: Any, batch_size: int | None) -> Algorithm:
-    """A conjugate pair: η = η₀ + Σ T(y), log p(y) = A(η) − A(η₀) + Σ log h(y); the state is (Σ T, Σ log h)."""
+    """A conjugate pair: η = η₀ + Σ T(y), log p(y) = A(η) − A(η₀) + Σ log h(y); the state is (Σ T, Σ log h, Σ weights)."""
 
-    def init(key: Key, start: Any) -> Any:
-        fresh = jax.tree.map(jnp.zeros_like, model.prior_counts()), jnp.zeros(())
+    def init(key: Key, start: Any) -> tuple:
+        """Nothing yet, or what an earlier fit that is to be updated has added up."""
+        fresh = jax.tree.map(jnp.zeros_like, model.prior_counts()), jnp.zeros(()), jnp.zeros(())
         return jax.tree.map(jnp.asarray, start) if isinstance(start, tuple) else fresh
 
-    def step(key: Key, state: Any, batch: Batch) -> tuple[Any, Info]:
-        counts, base = model.e_step(model.prior_counts(), batch)[0], model.log_base(batch.y.reshape(len(batch.y), -1))
-        state = add(state[0], counts), state[1] + batch.weighted_sum(base)
-        return state, Info(state[1])
+    def step(key: Key, state: tuple, batch: Batch) -> tuple[tuple, Info]:
+        counts, base = model.e_step(model.prior_counts(), batch)[0], model.log_base(batch.y)
+        mass = state[2] + jnp.sum(real_weights(batch))
+        return (add(state[0], counts), state[1] + batch.weighted_sum(base), mass), Info(mass)
 
-    def finish(key: Key, state: Any, kept: Any) -> Posterior:
+    @in_double
+    def finish(key: Key, state: tuple, kept: Any) -> Posterior:
         prior = model.prior_counts()
         counts = add(prior, jax.tree.map(jnp.asarray, state[0]))
         change = sum(float(f.log_partition(counts[name]) - f.log_partition(prior[name])) for name, f in model.families.items())
@@ -121,16 +124,11 @@ def _conjugate(model: Any, batch_size: int | None) -> Algorithm:
         init=init,
         phases=(Phase("Exact", step, None, "once", batch_size),),
         position=lambda state: state[0],
-        finish=lambda key, state, kept: _in_double(finish, key, state, kept),
+        finish=finish,
         watch="mass",
         verdict=lambda result: ("Complete: posterior and evidence in closed form.", True),  # of one row too: that is how beliefs begin
         x64=True,
     )
-
-
-def _in_double(function: Any, *args: Any) -> Any:
-    with jax.enable_x64(True):
-        return function(*args)
 
 
 def _check(model: Any, temperature: float) -> float | InverseGamma:
