@@ -4,11 +4,13 @@ from aleator import (
     convergence,
     criteria,
     curvature,
+    decide,
     elicit,
     evidence,
     explain,
     families,
     features,
+    gp,
     gradients,
     hyperpriors,
     latent,
@@ -19,12 +21,15 @@ from aleator import (
     series,
     shallow,
     sites,
+    stein,
 )
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
 from aleator._oracle import fidelity, oracle
 from aleator._version import __version__
-from aleator.compare import Average, Choice, Comparison, average, choose, compare
+from aleator.auto import Auto, auto
+from aleator.compare import Average, Choice, Comparison, average, choose, compare, stack
 from aleator.data import Batch, Data, Standardiser, Stream, folds, split
+from aleator.decide import active
 from aleator.divergences import kl, kl_log_uniform
 from aleator.fit import Fit, fit
 from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
@@ -40,14 +45,19 @@ from aleator.methods import (
     METHODS,
     NUTS,
     PBP,
+    SGHMC,
+    SGLD,
+    SGNHT,
     SIR,
     SMC,
+    SVGD,
     SWAG,
     Amortised,
     BatchEnsemble,
     BayesianBootstrap,
     ChEES,
     ConcreteDropout,
+    Cyclical,
     Dropout,
     EllipticalSlice,
     Ensemble,
@@ -63,12 +73,15 @@ from aleator.methods import (
     Nested,
     ParallelTempering,
     RandomWalk,
+    Refined,
     Renyi,
+    RepulsiveEnsemble,
     ReversibleJump,
     Slice,
     Snapshot,
     SparseDropout,
     Subnetwork,
+    Underdamped,
     Variational,
     VariationalDropout,
 )
@@ -82,6 +95,15 @@ from aleator.store import load
 from aleator.target import Target, target_from_log_density
 
 __all__ = [
+    "Cyclical",
+    "Refined",
+    "RepulsiveEnsemble",
+    "SVGD",
+    "stein",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "Underdamped",
     "Amortised",
     "CAVI",
     "EM",
@@ -109,7 +131,12 @@ __all__ = [
     "SIR",
     "SMC",
     "AleatorError",
+    "Auto",
     "Average",
+    "active",
+    "auto",
+    "decide",
+    "stack",
     "Batch",
     "Bernoulli",
     "Categorical",
@@ -175,6 +202,7 @@ __all__ = [
     "fit",
     "folds",
     "from_numpyro",
+    "gp",
     "gradients",
     "hyperpriors",
     "kl",

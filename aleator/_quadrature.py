@@ -13,12 +13,12 @@ from aleator._outputs import BLOCK
 
 
 def quantile(part: Any, levels: np.ndarray) -> np.ndarray:
-    """(m, rows, k); `levels` (m,) strictly inside (0, 1)."""
+    """(m, rows, k); `levels` (m,), or (m, rows, k) where each has its own, strictly inside (0, 1)."""
     mean, aleatoric, epistemic = part._moments()
     std = np.sqrt(aleatoric + epistemic)
     if not np.all(np.isfinite(std)):
         std = np.where(np.isfinite(std), std, np.max(part._cloud()[1], axis=0))
-    q = levels[:, None, None]
+    q = levels[:, None, None] if levels.ndim == 1 else levels
     whole = part.support != "real"
     lower = mean - std * np.sqrt((1 - q) / q) * (1 + 1e-9)
     upper = mean + std * np.sqrt(q / (1 - q)) * (1 + 1e-9)

@@ -262,6 +262,70 @@ def average(fits: Mapping[str, Any] | Sequence[Any], weights: Sequence[float] | 
     return Average(members, values / values.sum())
 
 
+def stack(key: KeyLike, fits: Mapping[str, Any] | Sequence[Any], data: Any, num_samples: int = 200, by: str = "stacking") -> Average:
+    """Average over fits with the weights that predict held-out (x, y) best (Yao et al. 2018); by="pseudo_bma" for pseudo-BMA+ weights.
+
+    Stacking needs no model to be true, and gives weight to fits that complement each other; evidence weights pick one.
+    """
+    members = tuple(fits.values() if isinstance(fits, Mapping) else fits)
+    if not members or by not in ("stacking", "pseudo_bma"):
+        raise AleatorError(
+            message("There is nothing to stack.", f"{len(members)} fits, by={by!r}", "fits, and 'stacking' or 'pseudo_bma'", "fix it")
+        )
+    key_weights, *keys = jax.random.split(as_key(key), 1 + len(members))
+    x, y = (data.x, data.y) if hasattr(data, "x") else (data[0], data[1])
+    terms = np.stack([fit.predict(k, x, num_samples).log_prob(y) for fit, k in zip(members, keys, strict=True)], axis=1)
+    return Average(members, stacking_weights(terms) if by == "stacking" else pseudo_bma_weights(key_weights, terms))
+
+
+def stacking_weights(log_probs: Any) -> np.ndarray:
+    """argmax_w Σᵢ log Σₘ wₘ pₘ(yᵢ) over the simplex; log_probs (rows, models).
+
+    The objective is concave; each step w ← w · meanᵢ(pₘ(yᵢ)/Σ w p) raises it, and a few hundred Newton-like (SQUAREM) jumps over such steps reach it.
+
+    >>> stacking_weights(np.log([[0.5, 0.1], [0.5, 0.1]])).round(6)
+    array([1., 0.])
+    """
+    terms = _log_prob_table(log_probs)
+    ratios = np.exp(terms - terms.max(axis=1, keepdims=True))
+    climb = lambda w: w * np.mean(ratios / (ratios @ w)[:, None], axis=0)
+    value = lambda w: np.mean(np.log(np.maximum(ratios @ w, 1e-300)))
+    weights = np.full(terms.shape[1], 1 / terms.shape[1])
+    for _ in range(1000):
+        first = climb(weights)
+        second = climb(first)
+        step, bend = first - weights, second - 2 * first + weights
+        length = max(1.0, np.linalg.norm(step) / max(np.linalg.norm(bend), 1e-300))
+        # A weight at zero could never grow again, so that no jump takes more than nine tenths of one.
+        jump = np.maximum(weights + 2 * length * step + length**2 * bend, 0.1 * second)
+        jump = jump / jump.sum()
+        weights = jump if value(jump) >= value(second) else second
+        if np.max(np.mean(ratios / (ratios @ weights)[:, None], axis=0)) < 1 + 1e-10:  # the optimality condition
+            break
+    return np.where(weights < 1e-12, 0.0, weights) / np.sum(weights[weights >= 1e-12])
+
+
+def pseudo_bma_weights(key: KeyLike, log_probs: Any, num_bootstraps: int = 1000) -> np.ndarray:
+    """Pseudo-BMA+: softmax of the total log predictive density, averaged over Bayesian bootstraps of the rows, so that few rows do not decide."""
+    terms = _log_prob_table(log_probs)
+    rows = np.asarray(jax.random.exponential(as_key(key), (num_bootstraps, len(terms))), float)
+    totals = len(terms) * (rows / rows.sum(axis=1, keepdims=True)) @ terms
+    chances = np.exp(totals - totals.max(axis=1, keepdims=True))
+    return np.mean(chances / chances.sum(axis=1, keepdims=True), axis=0)
+
+
+def _log_prob_table(log_probs: Any) -> np.ndarray:
+    terms = np.asarray(log_probs, float)
+    if terms.ndim != 2 or not terms.size or np.any(np.isnan(terms)) or np.any(np.all(np.isneginf(terms), axis=1)):
+        got = f"shape {terms.shape}, {int(np.isnan(terms).sum())} NaN"
+        raise AleatorError(
+            message(
+                "These densities cannot be stacked.", got, "(rows, models) log densities, one finite in each row", "check the predictives"
+            )
+        )
+    return terms
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
     """The best of several methods on one model: `fit`, with all candidates' scores (higher is better) and standard errors; print it for
@@ -362,4 +426,4 @@ def _label(fit: Any) -> str:
     return f"{type(fit.model).__name__} by {type(fit.method).__name__}"
 
 
-__all__ = ["Average", "Choice", "Comparison", "Row", "average", "choose", "compare"]
+__all__ = ["Average", "Choice", "Comparison", "Row", "average", "choose", "compare", "pseudo_bma_weights", "stack", "stacking_weights"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from aleator._errors import DataError, ModelError, message
 from aleator._quadrature import integration_rule
+from aleator._typing import KeyLike
 from aleator.predictive import PredictiveViews
 
 
@@ -92,12 +93,101 @@ def interval_score(predictive: PredictiveViews, y: Any, level: float = 0.9) -> S
     return _score(np.mean(upper - lower + 2 / (1 - level) * missed, axis=1), f"interval score {level:g}", False, "units of y")
 
 
+def top_k(predictive: PredictiveViews, y: Any, k: int = 5) -> Score:
+    """Share of rows whose class is among the k most probable ones."""
+    probs, numbers = _classes(predictive, y, "top_k")
+    if not 1 <= k <= probs.shape[-1]:
+        raise DataError(message("top_k cannot be computed.", f"k={k}", f"1 to {probs.shape[-1]} classes", "pass a smaller k"))
+    own = np.take_along_axis(probs, numbers[..., None].astype(np.int64), axis=-1)
+    # Ties share what is left of the k places, so that a constant prediction scores k/K and not 0 or 1.
+    above, ties = np.sum(probs > own, axis=-1), np.sum(probs == own, axis=-1)
+    return _score(np.mean(np.clip((k - above) / ties, 0, 1), axis=1), f"top-{k} accuracy", True, "share")
+
+
+def energy_score(key: KeyLike, predictive: PredictiveViews, y: Any, num_samples: int = 512) -> Score:
+    """E‖Y − y‖ − ½ E‖Y − Y′‖ with Y, Y′ drawn from the predictive, jointly over target columns; the crps for one column.
+
+    From num_samples draws of Y; Y′ is the next draw (cyclically), so both expectations are unbiased and the cost is linear in draws.
+    """
+    _numeric(predictive, "energy_score")
+    drawn = predictive.sample(key, num_samples).reshape(num_samples, predictive.num_rows, -1).astype(float)
+    values = predictive.encode(y).astype(float)
+    away = np.mean(np.linalg.norm(drawn - values, axis=-1), axis=0)
+    within = np.mean(np.linalg.norm(drawn - np.roll(drawn, 1, axis=0), axis=-1), axis=0)
+    return _score(away - 0.5 * within, "energy score", False, "units of y")
+
+
+def auroc(scores: Any, positive: Any) -> Score:
+    """P(score of a positive > score of a negative) + ½ P(equal): the area under the ROC curve.
+
+    scores (n,): higher should mean positive; positive (n,): booleans. Rows are the value plus DeLong's influence of each row, so that the
+    standard error is DeLong's and two detectors on the same rows are compared by `paired`.
+
+    >>> auroc([0.1, 0.4, 0.35, 0.8], [False, False, True, True]).value
+    0.75
+    """
+    values, flags = _labelled(scores, positive, "auroc")
+    ranks, own = _ranks(values), {flag: _ranks(values[flags == flag]) for flag in (True, False)}
+    counts = {flag: int(np.sum(flags == flag)) for flag in (True, False)}
+    # How much of the other side lies below each score: (rank among all − rank among its own) / the other side's size.
+    below = np.empty(len(values))
+    for flag in (True, False):
+        below[flags == flag] = (ranks[flags == flag] - own[flag]) / counts[not flag]
+    placed = np.where(flags, below, 1 - below)
+    value = float(np.mean(placed[flags]))
+    influence = np.where(flags, (placed - value) * len(values) / counts[True], (placed - value) * len(values) / counts[False])
+    return _score(value + influence, "auroc", True, "probability")
+
+
+def aupr(scores: Any, positive: Any) -> Score:
+    """Average precision: the mean, over positives, of the share of positives among the rows scored at least as high.
+
+    Higher is better; a constant score gives the share of positives. The standard error takes the precisions as independent.
+    """
+    values, flags = _labelled(scores, positive, "aupr")
+    order = np.argsort(-values, kind="stable")
+    ends = np.searchsorted(-values[order], -values, side="right")  # rows scored at least as high
+    precision = np.cumsum(flags[order])[ends - 1] / ends
+    return _score(precision[flags], "aupr", True, "precision")
+
+
+def risk_coverage(loss: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage (n,) and mean loss (n,) of the rows kept when the most uncertain are refused, from one row kept to all.
+
+    Rows of equal uncertainty are kept together in expectation: each counts with their mean loss.
+    """
+    losses, order, tied = _by_uncertainty(loss, uncertainty)
+    return np.arange(1, len(losses) + 1) / len(losses), np.cumsum(tied) / np.arange(1, len(order) + 1)
+
+
+def aurc(loss: Any, uncertainty: Any) -> Score:
+    """Area under the risk–coverage curve: the selective risk averaged over coverages 1/n, 2/n, …, 1. Lower is better.
+
+    (1/n) Σ_i (1/i) Σ_{j ≤ i} loss_(j) = (1/n) Σ_j loss_(j) Σ_{i ≥ j} 1/i: a weighted mean of losses, whose terms are the rows. Their
+    standard error takes the order of the rows as given.
+    """
+    losses, order, tied = _by_uncertainty(loss, uncertainty)
+    tail = np.cumsum((1 / np.arange(1, len(order) + 1))[::-1])[::-1]
+    rows = np.empty(len(losses))
+    rows[order] = tied * tail
+    return _score(rows, "aurc", False, "loss")
+
+
 def paired(first: Score, second: Score) -> Score:
     """first − second on the same rows; the standard error is that of the per-row differences, so shared difficulty cancels."""
     if first.name != second.name or first.rows.shape != second.rows.shape:
         got = f"{first.name} on {len(first.rows)} rows, {second.name} on {len(second.rows)} rows"
         raise DataError(message("These scores cannot be paired.", got, "the same score on the same rows", "score both on the same data"))
     return _score(first.rows - second.rows, first.name, first.higher_is_better, first.unit)
+
+
+def p_value(difference: Score) -> float:
+    """Two-sided p-value of the hypothesis that a difference is zero: Student's t on its rows (1 where all differences are zero)."""
+    from scipy.stats import t
+
+    if difference.stderr == 0:
+        return 1.0 if difference.value == 0 else 0.0
+    return float(2 * t.sf(abs(difference.value) / difference.stderr, len(difference.rows) - 1))
 
 
 CRITERIA: dict[str, Callable[..., Score]] = {
@@ -135,6 +225,33 @@ def _interval(predictive: PredictiveViews, y: Any, level: float, name: str) -> t
     _numeric(predictive, name)
     lower, upper = (end.reshape(predictive.num_rows, -1) for end in predictive.interval(level))
     return lower, upper, predictive.encode(y)
+
+
+def _labelled(scores: Any, positive: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    values, flags = np.asarray(scores, float), np.asarray(positive).astype(bool)
+    if values.ndim != 1 or values.shape != flags.shape or not np.all(np.isfinite(values)) or flags.all() or not flags.any():
+        got = f"scores of shape {values.shape}, {int(flags.sum())} positives of {flags.size}"
+        raise DataError(message(f"{name} cannot be computed.", got, "finite (n,) scores and both kinds of rows", "check the scores"))
+    return values, flags
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - 0.5 * (counts - 1))[inverse]
+
+
+def _by_uncertainty(loss: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses, the order from certain to uncertain, and in that order each row's loss averaged over its ties."""
+    losses, unsure = np.asarray(loss, float), np.asarray(uncertainty, float)
+    if losses.ndim != 1 or losses.shape != unsure.shape or not len(losses) or not np.all(np.isfinite(losses)) or np.any(np.isnan(unsure)):
+        got = f"losses {losses.shape}, uncertainties {unsure.shape}"
+        raise DataError(message("There is no risk–coverage curve.", got, "finite numbers (n,) of both", "pass one of each per row"))
+    order = np.argsort(unsure, kind="stable")
+    _, inverse = np.unique(unsure[order], return_inverse=True)
+    tied = np.bincount(inverse, losses[order]) / np.bincount(inverse)
+    return losses, order, tied[inverse]
 
 
 def _spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:

@@ -265,3 +265,42 @@ class BatchOrder:
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, number], np.uint64)))
         epochs = np.tile(np.arange(self.num_data, dtype=np.int32), (self.epochs, 1))
         return generator.permuted(epochs, axis=1, out=epochs).ravel()
+
+
+SKETCH = 256  # row fingerprints a fit remembers
+SKETCH_COLUMNS = 64  # of each array: enough to tell rows apart, cheap for images
+
+
+def sketch(data: Data) -> list[int] | None:
+    """The smallest row fingerprints of the data, sorted, at most `SKETCH`: enough to tell later whether rows were among them.
+
+    A fingerprint is a wrapping 64-bit product of the row's bits (x and y, as float32; of wide rows every so many columns) with fixed odd numbers.
+    """
+    marks = _fingerprints(data)
+    return None if marks is None else np.unique(marks)[:SKETCH].tolist()
+
+
+def overlap(known: list[int] | None, data: Any) -> float:
+    """Share of the rows that were in the data of a sketch, judged by the rows whose fingerprints the sketch would hold; 0 where it cannot be told.
+
+    It cannot where rows repeat by nature (a few categories): an equal row is then no sign of the same row.
+    """
+    marks = _fingerprints(data) if known and isinstance(data, Data) else None
+    if marks is None or not known or len(np.unique(marks)) < 0.9 * len(marks):
+        return 0.0
+    comparable = marks if len(known) < SKETCH else marks[marks <= known[-1]]
+    return float(np.mean(np.isin(comparable, known))) if len(comparable) else 0.0
+
+
+def _fingerprints(data: Data) -> np.ndarray | None:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((data.x, data.y))]
+    if not leaves or any(not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != bool for leaf in leaves):
+        return None
+    marks = np.zeros(len(leaves[0]), np.uint64)
+    for number, leaf in enumerate(leaves):
+        flat = leaf.reshape(len(leaf), -1)
+        columns = np.linspace(0, flat.shape[1] - 1, min(flat.shape[1], SKETCH_COLUMNS)).astype(np.int64)
+        bits = np.ascontiguousarray(flat[:, columns], np.float32).view(np.uint32)
+        factors = np.random.Generator(np.random.Philox(number)).integers(1, 2**63, len(columns), np.uint64) * np.uint64(2) + np.uint64(1)
+        marks += np.sum((bits.astype(np.uint64) + np.uint64(1)) * factors, axis=1, dtype=np.uint64)
+    return marks ^ (marks >> np.uint64(29))

@@ -19,7 +19,7 @@ from aleator._errors import AleatorError, DataError, HealthWarning, MethodError,
 from aleator._random import as_key, seeds_of, split
 from aleator._typing import Key, KeyLike, Tree
 from aleator._version import __version__
-from aleator.data import Batch, Data, Stream, as_data, check_arrays
+from aleator.data import Batch, Data, Stream, as_data, check_arrays, sketch
 from aleator.methods import Method
 from aleator.model import signature
 from aleator.posterior import Draws, Posterior, Score
@@ -77,6 +77,9 @@ class Fit:
 
     def update(self, data: Any) -> Fit:
         """A new Fit with more data, equal to fitting all of it at once. Only for methods whose posterior keeps sufficient statistics."""
+        joined = getattr(self.posterior, "joined", None)
+        if joined is not None:  # a posterior that keeps its rows: fitted again to all of them, from where it is
+            return _fit(as_key(0), self.model, joined(as_data(data)), self.method, init=self)
         stats = getattr(self.posterior, "stats", None)
         if stats is None:
             raise MethodError(
@@ -232,11 +235,12 @@ def _fit(
 
     def finish(result: loop.Result) -> Posterior:
         if algorithm.choose is None or held is None:
-            return algorithm.finish(key_finish, result.state, result.kept)
+            return _conditioned(model, algorithm.finish(key_finish, result.state, result.kept), data)
         chosen, notes = algorithm.choose(result.state, held)
         manifest.update(notes)
-        return chosen
+        return _conditioned(model, chosen, data)
 
+    shapes |= {"sketch": sketch(data)} if isinstance(data, Data) else {}
     manifest = _manifest(key, method, model, shapes, num_data + before, temperature, began) | algorithm.notes
     try:
         result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert, weights)
@@ -258,6 +262,12 @@ def _fit(
     manifest |= {"health": health} if health else {}
     manifest |= {"seconds": seconds, "steps": result.steps, "stopped_early": result.stopped_early, "plan": result.plan}
     return Fit(_public(model), method, posterior, result.traces, status, manifest)
+
+
+def _conditioned(model: Any, posterior: Posterior, data: Any) -> Posterior:
+    """A process predicts from its data: its posterior over hyper-parameters is given them."""
+    condition = getattr(model, "condition", None)
+    return posterior if condition is None else condition(posterior, data)
 
 
 def _public(model: Any) -> Any:
@@ -392,7 +402,9 @@ def _check_batch_size(method: Any, data: Any, num_data: int) -> None:
 @cached
 def _build(method: Method, target: Any) -> loop.Algorithm:
     """Equal methods on equal targets share one Algorithm, hence its compiled steps: a second fit does not trace again."""
-    return method.build(target)
+    algorithm = method.build(target)
+    # Covariance matrices cannot be factorised in single precision, whatever the method.
+    return dataclasses.replace(algorithm, x64=True) if getattr(target.model, "always_double", False) else algorithm
 
 
 @cached

@@ -139,7 +139,21 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
 @functools.cache
 def _registry() -> dict[str, type]:
     """Every class that may be written and built again, by its name within the library."""
-    from aleator import families, features, hyperpriors, latent, likelihoods, linalg, methods, model, networks, posterior, priors, shallow
+    from aleator import (
+        families,
+        features,
+        gp,
+        hyperpriors,
+        latent,
+        likelihoods,
+        linalg,
+        methods,
+        model,
+        networks,
+        posterior,
+        priors,
+        shallow,
+    )
 
     found = {}
     for module in (
@@ -157,6 +171,8 @@ def _registry() -> dict[str, type]:
         latent,
         latent.parts,
         latent.posteriors,
+        gp,
+        gp.wide,
     ):
         for value in vars(module).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith("aleator."):
@@ -314,6 +330,10 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
                 arrays |= _files.flatten(value, f"{path}/{field.name}/")
             elif field.name != "log_evidence":
                 spec[field.name] = to_spec(value, arrays, f"{path}/{field.name}")
+    if hasattr(posterior, "base"):  # a process: hyper-parameters, and what they are conditioned on
+        spec["base"] = _posterior_to_spec(posterior.base, arrays, f"{path}/base")
+        rest = [field.name for field in dataclasses.fields(posterior) if field.name not in ("base", "log_evidence")]
+        spec |= {name: to_spec(getattr(posterior, name), arrays, f"{path}/{name}") for name in rest}
     if isinstance(posterior, LinearGaussian):
         named = {name: getattr(posterior, name) for name in ("mean", "scale", "concentration", "rate")}
         named |= {"factor": posterior.operator.factor} | {f"stats.{name}": value for name, value in posterior.stats._asdict().items()}
@@ -350,6 +370,10 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
         if kind == "Point":
             return Point(params, evidence)
         return Draws(params, arrays.get(f"{path}/weights"), evidence, spec.get("num_chains", 1))
+    if "base" in spec:
+        base = _posterior_from_spec(spec["base"], arrays, template, f"{path}/base")
+        rest = {name: from_spec(item, arrays) for name, item in spec.items() if name not in ("kind", "log_evidence", "base")}
+        return _registry()[f"gp.{kind}"](base=base, log_evidence=evidence, **rest)
     if kind == "Mixture":
         parts = tuple(_posterior_from_spec(part, arrays, template, f"{path}/{i}") for i, part in enumerate(spec["components"]))
         return Mixture(parts, arrays.get(f"{path}/weights"), evidence)

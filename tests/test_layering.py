@@ -26,9 +26,10 @@ FLOORS = [
     {"predictive"},
     {"target", "loop", "posterior", "latent", "criteria", "diagnostics", "convergence"},
     {"methods", "tables", "datasets", "_functions"},
-    {"store", "pruning"},
+    {"store", "pruning", "gp"},
     {"fit"},
-    {"compare", "evidence", "_oracle", "series", "explain", "elicit"},
+    {"compare", "evidence", "_oracle", "series", "explain", "elicit", "decide", "stein"},
+    {"auto"},
     {"plots"},
     {"cli", "estimators", "report"},
 ]

@@ -1,4 +1,4 @@
-"""aleator/plots.py: what is drawn is what was computed; looks are judged by eye on docs/images/demo.png."""
+"""aleator/plots: what is drawn is what was computed; looks are judged by eye on docs/images/demo.png."""
 
 from statistics import NormalDist
 
@@ -8,7 +8,9 @@ import pytest
 
 import aleator as al
 from aleator import plots
+from aleator._errors import DataError
 from aleator._outputs import Outputs
+from aleator.decide import active, calibration, utility
 from aleator.predictive import Predictive
 
 X = np.array([2.0, 0.0, 1.0])  # out of order on purpose
@@ -221,3 +223,51 @@ def test_pictures_of_fits_without_their_subject_are_refused(linear_fit):
         plots.elbo(linear_fit)
     with pytest.raises(al.DataError, match="has no α"):
         plots.alphas(linear_fit, "weight")
+
+
+# ---- calibration, strange rows, labels, decisions -------------------------------------------------------------------------------------
+
+
+def test_reliability_and_pit_show_the_band_of_chance():
+    curve = calibration.Reliability(*np.array([[0.2, 0.7], [0.3, 0.6], [10, 20], [0.0, 0.5], [0.4, 0.9]]), level=0.95)
+    ax = plots.reliability(curve)
+    assert ax.get_legend_handles_labels()[1] == ["calibrated", "95 % of calibrated predictions", "observed"]
+    np.testing.assert_allclose(ax.collections[-1].get_offsets(), [[0.2, 0.3], [0.7, 0.6]])
+    ax = plots.pit(np.random.default_rng(0).random((200, 1)), num_bins=10)
+    assert sum(patch.get_height() for patch in ax.patches[1:]) == 200
+
+
+def test_risk_coverage_ends_at_the_mean_loss():
+    losses = np.random.default_rng(0).random(100)
+    ax = plots.risk_coverage(losses, {"oracle": losses, "nothing": np.zeros(100)})
+    lines = {line.get_label(): line.get_ydata() for line in ax.lines}
+    assert lines["oracle"][-1] == pytest.approx(losses.mean())
+    assert np.all(np.diff(lines["oracle"]) >= 0)
+    np.testing.assert_allclose(lines["nothing"], losses.mean())
+
+
+def test_strangeness_and_roc_state_the_area():
+    inside, outside = np.arange(50.0), np.arange(50.0) + 25
+    assert "AUROC 0.8" in plots.strangeness(inside, outside, threshold=40.0).get_title()
+    ax = plots.roc(inside, {"others": outside, "same": inside})
+    caught = ax.lines[0].get_ydata()
+    assert caught[0] == 0
+    assert caught[-1] == 1
+    assert "same, AUROC 0.500" in ax.lines[1].get_label()
+
+
+def test_learning_curves_fields_and_decisions():
+    runs = [
+        active.History(
+            np.arange(4), np.zeros(4), tuple(active.Round(n, {"accuracy": (a, 0.1)}, 0.0) for n, a in enumerate(values)), None, ""
+        )
+        for values in ((0.5, 0.9), (0.7, 0.9))
+    ]
+    ax = plots.learning_curves({"bald": runs, "random": runs[0]}, "accuracy")
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.6, 0.9])
+    with pytest.raises(DataError, match="no curves"):
+        plots.learning_curves({}, "accuracy")
+    ax = plots.field(np.arange(3), np.arange(2), np.arange(6), data=(np.zeros((2, 2)), [0, 1]))
+    assert len(ax.collections) == 3  # the field, two classes
+    decision = utility.Decision(["a", "defer"] * 3, np.array([0, -1] * 3), np.zeros(6), np.zeros((1, 6)), ("a",))
+    assert [text.get_text() for text in plots.decisions(np.arange(3), np.arange(2), decision).get_legend().get_texts()] == ["a", "defer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import aleator as al
 from aleator.latent import VAE, Levels, Symbols, posteriors
 from aleator.methods.amortised import terms
+from aleator.posterior import Point
 
 NOISE, D, K = 0.5, 4, 2
 WEIGHT = np.random.default_rng(0).normal(size=(K, D)).astype(np.float32)
@@ -36,10 +38,29 @@ def linear(posterior: str = "full", layers: Any = K) -> tuple[VAE, Any]:
     return model, params
 
 
-def exact(y: np.ndarray) -> np.ndarray:
+A, S = np.array([[0.8, -0.6]], np.float32), 0.7
+
+
+def two_layers() -> tuple[VAE, Any]:
+    """z₂ ~ N(0, 1), z₁ = z₂A + N(0, s²), y = z₁W + b + ε: a Gaussian again."""
+    model, params = linear("diagonal", (K, 1))
+    layer = lambda weight, bias: {"weight": jnp.asarray(weight, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
+    params["decoder1"]["layer0"] = layer(np.concatenate([A, np.zeros((1, K))], axis=1), [0, 0, np.log(S), np.log(S)])
+    params["encoder1"]["layer0"] = layer([[0.4, 0.0], [-0.3, 0.0]], [0.0, 0.0])
+    return model, params
+
+
+def exact(y: np.ndarray, hidden: np.ndarray | None = None) -> np.ndarray:
+    """hidden: covariance of z₁, I by default."""
     from scipy.stats import multivariate_normal
 
-    return multivariate_normal(BIAS, WEIGHT.T @ WEIGHT + NOISE**2 * np.eye(D)).logpdf(y)
+    inner = np.eye(K) if hidden is None else hidden
+    return multivariate_normal(BIAS, WEIGHT.T @ inner @ WEIGHT + NOISE**2 * np.eye(D)).logpdf(y)
+
+
+def as_fit(model: VAE, params: Any) -> Any:
+    """A fit by hand: what the questions ask of one."""
+    return SimpleNamespace(model=model, posterior=Point(params))
 
 
 class TestLinearDecoder:
@@ -60,22 +81,8 @@ class TestLinearDecoder:
         assert means[2] == pytest.approx(truth, abs=5 * runs[1000].std() / np.sqrt(8) + 2e-3)
 
     def test_two_layers(self) -> None:
-        """z₂ ~ N(0, 1), z₁ = z₂A + N(0, s²), y = z₁W + b + ε: a Gaussian again."""
-        from scipy.stats import multivariate_normal
-
-        model, params = linear("diagonal", (K, 1))
-        a, s = np.array([[0.8, -0.6]], np.float32), 0.7
-        weight = np.concatenate([a, np.zeros((1, K))], axis=1)
-        params["decoder1"]["layer0"] = {
-            "weight": jnp.asarray(weight, jnp.float32),
-            "bias": jnp.asarray([0, 0, np.log(s), np.log(s)], jnp.float32),
-        }
-        params["encoder1"]["layer0"] = {
-            "weight": jnp.asarray([[0.4, 0.0], [-0.3, 0.0]], jnp.float32),
-            "bias": jnp.asarray([0.0, 0.0], jnp.float32),
-        }
-        hidden = a.T @ a + s**2 * np.eye(K)
-        truth = multivariate_normal(BIAS, WEIGHT.T @ hidden @ WEIGHT + NOISE**2 * np.eye(D)).logpdf(ROWS)
+        model, params = two_layers()
+        truth = exact(ROWS, A.T @ A + S**2 * np.eye(K))
         runs = np.stack([model.log_prob(seed, params, ROWS, 4000) for seed in range(8)])
         error = runs.std(axis=0) / np.sqrt(8)
         assert np.all(np.abs(runs.mean(axis=0) - truth) < 6 * error + 2e-3)
@@ -111,6 +118,37 @@ class TestLinearDecoder:
         assert error < 2 * NOISE**2
         drawn = fit.model.simulate(3, params, 4000)[1]
         np.testing.assert_allclose(drawn.mean(axis=0), y.mean(axis=0), atol=5 * y.std() / np.sqrt(120))
+
+
+class TestAnnealed:
+    @pytest.mark.parametrize("start", ["prior", "encoder"])
+    def test_weights_average_to_the_evidence_in_both_directions(self, start: str) -> None:
+        """E[w] = p(y) upwards and E[1/w] = 1/p(y) downwards, so that the truth lies between the means of their logs."""
+        model, params = linear("diagonal") if start == "prior" else two_layers()
+        params["encoder0"]["layer0"]["bias"] = params["encoder0"]["layer0"]["bias"] + 0.4  # leaves room between q and the posterior
+        found = al.latent.sandwich(1, as_fit(model, params), 600, num_steps=60, num_chains=8, start=start)
+        truth = exact(found.y, None if start == "prior" else A.T @ A + S**2 * np.eye(K))
+        for ratios in (np.exp(found.lower - truth), np.exp(truth - found.upper)):
+            error = ratios.std(ddof=1) / np.sqrt(len(ratios))
+            assert error < 0.02
+            assert abs(ratios.mean() - 1.0) < 5 * error
+        below, above = found.lower - truth, found.upper - truth
+        assert below.mean() < 2 * below.std() / np.sqrt(600)
+        assert above.mean() > -2 * above.std() / np.sqrt(600)
+        assert 0.005 < found.width < 0.1
+
+    def test_more_temperatures_leave_less_to_doubt(self) -> None:
+        model, params = linear("diagonal")
+        fit = as_fit(model, params)
+        np.testing.assert_allclose(al.latent.ais(0, fit, ROWS, num_steps=300, start="prior"), exact(ROWS), atol=0.25)
+        assert al.latent.sandwich(0, fit, 100, num_steps=300, start="prior").width < 0.05
+
+    def test_what_cannot_be_annealed_is_refused(self) -> None:
+        model = VAE(K, (), (), al.Gaussian(NOISE), "autoregressive").bind(None, ROWS)
+        with pytest.raises(al.ModelError, match="closed density"):
+            al.latent.ais(0, as_fit(model, model.init(jax.random.key(0))), ROWS)
+        with pytest.raises(al.ModelError, match="autoencoder"):
+            al.latent.ais(0, SimpleNamespace(model=al.latent.Mixture(2)), ROWS)
 
 
 def encoder_gradients(model: Any, params: Any, method: Any, num: int, network: str = "encoder0") -> np.ndarray:

@@ -16,24 +16,25 @@ from aleator._errors import ModelError, message
 from aleator._random import as_key
 from aleator._typing import KeyLike, Tree
 from aleator.data import Batch
-from aleator.latent._model import Latent, observations
+from aleator.latent._model import Latent, no_inputs, observations
 from aleator.latent.mixture import Mixture
 from aleator.latent.vae import VAE
 
 NUM_SAMPLES = 400  # posterior draws asked by default
 
 
-def log_prob(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES) -> np.ndarray:
+def log_prob(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES, x: Any = None) -> np.ndarray:
     """log p(y | data) of each row: log of the mean over posterior draws of p(y | θ), in nats; (n,). For an autoencoder num_samples is the number
-    of importance-weighted draws of z; for a sequence there is one number, of all its rows."""
-    model = _model(fit)
+    of importance-weighted draws of z, and x what it is conditioned on; for a sequence there is one number, of all its rows."""
+    model = model_of(fit)
     if isinstance(model, VAE):  # importance weights in place of a sum
         key_params, key_weights = jax.random.split(as_key(key))
-        return model.log_prob(key_weights, _tree.take(_draws(key_params, fit, 1), 0), y, num_samples)
+        return model.log_prob(key_weights, one_draw(key_params, fit), y, num_samples, x)
+    no_inputs(model, x)
     y = y if isinstance(y, dict) else observations(y)
     with jax.enable_x64(True):
         y = jax.tree.map(jnp.asarray, y)
-        terms = _terms(model)(_draws(key, fit, num_samples), y)
+        terms = _terms(model)(draws(key, fit, num_samples), y)
         if not model.minibatch:  # rows of a sequence hang together: one density for all of them
             terms = jnp.sum(terms, axis=1, keepdims=True)
         return np.asarray(jax.scipy.special.logsumexp(terms, axis=0) - np.log(terms.shape[0]))
@@ -42,9 +43,15 @@ def log_prob(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES) -> 
 def simulate(key: KeyLike, fit: Any, num_samples: int) -> np.ndarray:
     """New rows of y, each from a posterior draw of its own; (num_samples, d)."""
     key_params, key_rows = jax.random.split(as_key(key))
-    model, params = _model(fit), _draws(key_params, fit, num_samples, spread=True)
+    model = model_of(fit)
+    if isinstance(model, VAE) and type(fit.posterior).__name__ == "Point":  # all rows through the decoder at once
+        return model.simulate(key_rows, one_draw(key_params, fit), num_samples)[1]
+    params = draws(key_params, fit, num_samples, spread=True)
+    keys = jax.random.split(key_rows, _tree.rows(params))
+    if isinstance(model, VAE):
+        drawn = jax.vmap(lambda k, p: model.ancestral(k, p, None, 1)[1])(keys, params)
+        return np.asarray(drawn).reshape(-1, *model.y_shape)
     with jax.enable_x64(True):
-        keys = jax.random.split(key_rows, _tree.rows(params))
         drawn = jax.vmap(lambda k, p: _rows(model.simulate(k, p, 1)))(keys, params)
         return np.asarray(drawn[:, 0])
 
@@ -89,11 +96,11 @@ class Components:
 def components(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES) -> Components:
     """The components of a fitted `Mixture`, comparable across draws: every draw's labels are permuted to agree with the mean
     responsibilities of all on the rows of y, by the assignment problem, until none changes."""
-    model = _model(fit)
+    model = model_of(fit)
     if not isinstance(model, Mixture):
         raise ModelError(message("Only mixtures have components.", type(model).__name__, "a fit of al.latent.Mixture", "fit a Mixture"))
     y = observations(y)
-    params = _draws(key, fit, num_samples)
+    params = draws(key, fit, num_samples)
     with jax.enable_x64(True):
         shares = np.asarray(jax.jit(jax.vmap(lambda p: model.responsibilities(p, y)))(params))
         named = jax.tree.map(np.asarray, jax.jit(jax.vmap(model.constrain))(params))
@@ -121,7 +128,8 @@ def _resolve(shares: np.ndarray, num_rounds: int = 20) -> np.ndarray:
     return orders
 
 
-def _model(fit: Any) -> Any:
+def model_of(fit: Any) -> Any:
+    """The model of y that was fitted."""
     if not isinstance(getattr(fit, "model", None), Latent):
         raise ModelError(
             message(
@@ -131,7 +139,7 @@ def _model(fit: Any) -> Any:
     return fit.model
 
 
-def _draws(key: KeyLike, fit: Any, num_samples: int, spread: bool = False) -> Tree:
+def draws(key: KeyLike, fit: Any, num_samples: int, spread: bool = False) -> Tree:
     """Posterior draws, leaves (S, …): those a chain kept, evenly thinned to S ≤ num_samples, or fresh ones. spread: exactly num_samples."""
     kept = getattr(fit.posterior, "num_chains", None)
     params = fit.posterior.params if kept is not None and fit.posterior.weights is None and not spread else None
@@ -141,6 +149,11 @@ def _draws(key: KeyLike, fit: Any, num_samples: int, spread: bool = False) -> Tr
             return fit.posterior.sample(as_key(key), 1 if single else num_samples)
     size = _tree.rows(params)
     return _tree.take(params, np.linspace(0, size - 1, min(num_samples, size)).astype(np.int32))
+
+
+def one_draw(key: KeyLike, fit: Any) -> Tree:
+    """One parameter tree: the fit's own, or a draw of its posterior."""
+    return _tree.take(draws(key, fit, 1), 0)
 
 
 @functools.lru_cache(maxsize=16)

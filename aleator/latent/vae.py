@@ -28,6 +28,12 @@ ROWS_AT_ONCE = 20_000  # rows × draws of z that go through the decoder at a tim
 DRAWS_AT_ONCE = 200  # of them draws of one row
 
 
+class Seen(NamedTuple):
+    """What the networks see of x, (n, x_size)."""
+
+    features: Array
+
+
 class Weights(NamedTuple):
     """log p(y | z), log p(z) and log q(z | y) of draws of z, each (k, n); shown: y as the decoder was to explain it, (n, D)."""
 
@@ -46,8 +52,9 @@ class VAE(Latent):
     likelihood. posterior: "diagonal", "full", "coupling", "autoregressive", or an object of `al.latent.posteriors`. likelihood:
     `al.Bernoulli()`, `al.Gaussian(…)`, `al.HeteroscedasticGaussian()`, `al.latent.Levels(256)` or `al.latent.Symbols(C)`. binarise: y in
     [0, 1] are probabilities of a fresh Bernoulli draw at every step (stochastic binarisation). With x in the data, al.fit(key, model, (x, y),
-    …), all networks also see x, and z has the prior N(m(x), s(x)²): a conditional autoencoder. condition: a network x (n, …) → features (n, p)
-    that the others see in place of x (a map of an image, `al.latent.Pooled` of a set). prior: of the decoder's weights, or None (flat).
+    …), all networks also see x, and z has the prior N(m(x), s(x)²): a conditional autoencoder. context: a network x (n, …) → features (n, p)
+    that the others see in place of x (`al.latent.FeatureMap` of an image, `al.latent.Pooled` of a set); prior_network: (m, log s) from them, by
+    default with the decoder's widths. prior: of the decoder's weights, or None (flat).
     """
 
     latent_dim: Any
@@ -58,7 +65,8 @@ class VAE(Latent):
     binarise: bool = False
     prior: Any = None
     activation: str = "tanh"
-    condition: Any = None
+    context: Any = None
+    prior_network: Any = None
     y_shape: tuple[int, ...] | None = None
     x_shape: tuple[int, ...] | None = None
     x_size: int = 0  # of what the networks see of x
@@ -75,7 +83,9 @@ class VAE(Latent):
         object.__setattr__(self, "posterior", as_posterior(self.posterior))
         object.__setattr__(self, "encoder", _networks(self.encoder))
         object.__setattr__(self, "decoder", _networks(self.decoder))
-        object.__setattr__(self, "condition", None if self.condition is None else as_network(self.condition))
+        for name in ("context", "prior_network"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else as_network(given))
         if not isinstance(self.likelihood, (Likelihood, Levels, Symbols)):
             raise ModelError(
                 message("This is not a likelihood of y.", repr(self.likelihood), "e.g. al.Bernoulli()", "see the docstring of VAE")
@@ -123,22 +133,25 @@ class VAE(Latent):
             out = self.posterior.num_outputs(d)
             back = self.likelihood.num_outputs(columns) if layer == 0 else 2 * size
             encoder, decoder = (given if _one(given) else given[layer] for given in (self.encoder, self.decoder))
+            if layer == 0 and isinstance(self.likelihood, Symbols):
+                size *= self.likelihood.num_symbols
             made.append((f"encoder{layer}", self._network(encoder, size + self.x_size, out)))
             made.append((f"decoder{layer}", self._network(decoder, d + self.x_size, back)))
         if self.x_size:
-            made.append(("prior", MLP(self.x_size, _hidden(self.decoder), 2 * dims[-1], self.activation)))
-        if self.x_size and self.condition is not None:
-            made.append(("condition", self.condition))
+            widths = _hidden(self.decoder)
+            made.append(("prior", self.prior_network or MLP(self.x_size, widths, 2 * dims[-1], self.activation)))
+        if self.x_size and self.context is not None:
+            made.append(("context", self.context))
         return tuple(made)
 
     def _seen_size(self, shape: tuple[int, ...] | None) -> int:
         """How many numbers a row of x is to the other networks."""
         if shape is None:
             return 0
-        if self.condition is None:
+        if self.context is None:
             return math.prod(shape)
-        params = jax.eval_shape(self.condition.init, jax.random.key(0))
-        seen = jax.eval_shape(lambda p: self.condition.apply(p, jnp.zeros((1, *shape), jnp.float32), None), params)
+        params = jax.eval_shape(self.context.init, jax.random.key(0))
+        seen = jax.eval_shape(lambda p: self.context.apply(p, jnp.zeros((1, *shape), jnp.float32), None), params)
         return math.prod(seen.shape[1:])
 
     def _network(self, given: Any, size: int, out: int) -> Any:
@@ -168,33 +181,40 @@ class VAE(Latent):
 
     # ---- the two directions ----
 
-    def encoded(self, params: Tree, layer: int, inputs: Array, x: Array | None) -> Array:
-        """h of one layer's q, from y or the layer below; (…, n, num_outputs)."""
+    def encoded(self, params: Tree, layer: int, inputs: Array, x: Any) -> Array:
+        """h of one layer's q, from y or the layer below; (…, n, num_outputs). A dense network sees symbols as indicators, levels on ±½."""
+        if layer == 0 and isinstance(dict(self.networks)["encoder0"], MLP):
+            if isinstance(self.likelihood, Symbols):
+                inputs = jax.nn.one_hot(inputs.astype(jnp.int32), self.likelihood.num_symbols).reshape(*inputs.shape[:-1], -1)
+            elif isinstance(self.likelihood, Levels):
+                inputs = (inputs + 0.5) / self.likelihood.num_levels - 0.5
         return self._apply(params, f"encoder{layer}", inputs, x, images=layer == 0)
 
-    def decoded(self, params: Tree, layer: int, z: Array, x: Array | None) -> Array:
+    def decoded(self, params: Tree, layer: int, z: Array, x: Any) -> Array:
         """Outputs for y, or (mean, log scale) of the layer below."""
         return self._apply(params, f"decoder{layer}", z, x)
 
-    def seen(self, params: Tree, x: Array) -> Array:
-        """x (n, …, flat) as the networks see it, (n, x_size)."""
-        if self.condition is None:
+    def seen(self, params: Tree, x: Any) -> Seen | None:
+        """x (n, …, flat) as the networks see it. Who asks several networks asks this once: features of an image are the costly part."""
+        if x is None or isinstance(x, Seen):
             return x
-        return self.condition.apply(params["condition"], x.reshape(-1, *self.x_shape), None).reshape(len(x), -1)  # type: ignore[misc]
+        if self.context is None:
+            return Seen(x)
+        return Seen(self.context.apply(params["context"], x.reshape(-1, *self.x_shape), None).reshape(len(x), -1))  # type: ignore[misc]
 
-    def _apply(self, params: Tree, name: str, inputs: Array, x: Array | None, images: bool = False) -> Array:
+    def _apply(self, params: Tree, name: str, inputs: Array, x: Any, images: bool = False) -> Array:
         network = dict(self.networks)[name]
         lead = inputs.shape[:-1]
-        if x is not None:
-            x = self.seen(params, x)
-            inputs = jnp.concatenate([inputs, jnp.broadcast_to(x, (*lead, x.shape[-1]))], axis=-1)
+        seen = self.seen(params, x)
+        if seen is not None:
+            inputs = jnp.concatenate([inputs, jnp.broadcast_to(seen.features, (*lead, self.x_size))], axis=-1)
         flat = inputs.reshape(-1, inputs.shape[-1])
-        if images and not isinstance(network, MLP) and x is None:
+        if images and not isinstance(network, MLP) and seen is None:
             flat = flat.reshape(-1, *self.y_shape)  # type: ignore[misc]
         out = network.apply(params[name], flat, None)
         return out.reshape(*lead, -1)
 
-    def draw_hidden(self, params: Tree, shown: Array, x: Array | None, noise: tuple[Array, ...]) -> tuple[tuple[Array, ...], Array]:
+    def draw_hidden(self, params: Tree, shown: Array, x: Any, noise: tuple[Array, ...]) -> tuple[tuple[Array, ...], Array]:
         """z of every layer from q, each (k, n, d), and log q, (k, n). noise: e of every layer."""
         hidden, log_q, inputs = [], 0.0, shown
         for layer, e in enumerate(noise):
@@ -203,7 +223,7 @@ class VAE(Latent):
             log_q, inputs = log_q + term, z
         return tuple(hidden), log_q  # type: ignore[return-value]
 
-    def log_q(self, params: Tree, shown: Array, x: Array | None, hidden: tuple[Array, ...]) -> Array:
+    def log_q(self, params: Tree, shown: Array, x: Any, hidden: tuple[Array, ...]) -> Array:
         """log q(z | y) of given z, (k, n)."""
         total, inputs = 0.0, shown
         for layer, z in enumerate(hidden):
@@ -211,28 +231,28 @@ class VAE(Latent):
             inputs = z
         return total  # type: ignore[return-value]
 
-    def log_hidden(self, params: Tree, hidden: tuple[Array, ...], x: Array | None) -> Array:
+    def log_hidden(self, params: Tree, hidden: tuple[Array, ...], x: Any) -> Array:
         """log p(z), all layers, (k, n)."""
         total = self._top(params, hidden[-1], x)
         for layer in range(len(hidden) - 1, 0, -1):
             total = total + Diagonal().log_prob({}, self.decoded(params, layer, hidden[layer], x), hidden[layer - 1])
         return total
 
-    def log_shown(self, params: Tree, hidden: tuple[Array, ...], shown: Array, x: Array | None) -> Array:
+    def log_shown(self, params: Tree, hidden: tuple[Array, ...], shown: Array, x: Any) -> Array:
         """log p(y | z), (k, n)."""
         outputs = self.decoded(params, 0, hidden[0], x)
         lead = outputs.shape[:-1]
         y = jnp.broadcast_to(shown, (*lead, shown.shape[-1])).reshape(-1, shown.shape[-1])
         return self.likelihood.log_prob(outputs.reshape(-1, outputs.shape[-1]), y, self.extra(params)).reshape(lead)
 
-    def _top(self, params: Tree, z: Array, x: Array | None) -> Array:
+    def _top(self, params: Tree, z: Array, x: Any) -> Array:
         return standard_normal(z) if x is None else Diagonal().log_prob({}, self.top(params, x), z)
 
-    def top(self, params: Tree, x: Array) -> Array:
+    def top(self, params: Tree, x: Any) -> Array:
         """Mean and log scale of the last layer's prior p(z | x), (n, 2d)."""
-        return self._apply(params, "prior", self.seen(params, x), None)
+        return self._apply(params, "prior", self.seen(params, x).features, None)  # type: ignore[union-attr]
 
-    def hidden(self, key: Key, params: Tree, x: Array | None, num: int) -> tuple[Array, ...]:
+    def hidden(self, key: Key, params: Tree, x: Any, num: int) -> tuple[Array, ...]:
         """Draws of z of every layer from the prior, each (num, d), the first next to y."""
         keys = jax.random.split(key, len(self.latent_dim))
         z = jax.random.normal(keys[-1], (num, self.latent_dim[-1]))
@@ -242,9 +262,10 @@ class VAE(Latent):
             drawn.insert(0, Diagonal().draw({}, self.decoded(params, layer, drawn[0], x), e)[0])
         return tuple(drawn)
 
-    def ancestral(self, key: Key, params: Tree, x: Array | None, num: int) -> tuple[tuple[Array, ...], Array]:
+    def ancestral(self, key: Key, params: Tree, x: Any, num: int) -> tuple[tuple[Array, ...], Array]:
         """Draws of z of every layer and of y given them, (num, D)."""
         key_hidden, key_y = jax.random.split(key)
+        x = self.seen(params, x)
         hidden = self.hidden(key_hidden, params, x, num)
         return hidden, self.likelihood.sample(key_y, self.decoded(params, 0, hidden[0], x), self.extra(params))
 
@@ -265,6 +286,7 @@ class VAE(Latent):
         """The three densities of `num` draws of z from q, by reparameterisation."""
         key_shown, key_noise = jax.random.split(key)
         shown, x = self.shown(key_shown, batch)
+        x = self.seen(params, x)
         hidden, log_q = self.draw_hidden(params, shown, x, self.noise(key_noise, num, shown.shape[0]))
         return Weights(self.log_shown(params, hidden, shown, x), self.log_hidden(params, hidden, x), log_q, shown)
 
@@ -316,7 +338,8 @@ class VAE(Latent):
         blocks = -(-num_samples // DRAWS_AT_ONCE)
         block = -(-num_samples // blocks)
         ask = compiled(self, _log_prob, blocks, block)
-        return by_pieces(as_key(key), lambda k, given: ask(k, params, *given), (shown, x), max(1, ROWS_AT_ONCE // block))
+        wide = max(1, (shown.shape[1] + self.x_size) // 1000)  # a map of an image beside every draw of z
+        return by_pieces(as_key(key), lambda k, given: ask(k, params, *given), (shown, x), max(1, ROWS_AT_ONCE // (block * wide)))
 
     def asked(self, y: Any, x: Any) -> tuple[Array, Array | None]:
         """Rows of a question, checked: y (n, D), x (n, p) or None, flat."""
@@ -354,6 +377,8 @@ def _reconstruct(model: VAE, key: Key, params: Tree, shown: Array, x: Array | No
 
 
 def _log_prob(model: VAE, key: Key, params: Tree, shown: Array, x: Array | None, blocks: int, block: int) -> Array:
+    x = model.seen(params, x)
+
     def one(k: Key) -> Array:
         hidden, log_q = model.draw_hidden(params, shown, x, model.noise(k, block, shown.shape[0]))
         return log_mean(model.log_shown(params, hidden, shown, x) + model.log_hidden(params, hidden, x) - log_q)
@@ -372,12 +397,13 @@ def by_pieces(key: Key, ask: Callable, rows: Any, size: int) -> Any:
     one compiled shape for all pieces."""
     number = len(jax.tree.leaves(rows)[0])
     size = min(size, number)
-    piece = lambda leaf, start: jnp.take(leaf, np.minimum(np.arange(start, start + size), number - 1).astype(np.int32), axis=0)
     starts = range(0, number, size)
-    out = [
-        ask(k, jax.tree.map(lambda leaf: piece(leaf, start), rows))  # noqa: B023: called at once
-        for k, start in zip(jax.random.split(key, len(starts)), starts, strict=True)
-    ]
+
+    def piece(start: int) -> Any:
+        index = np.minimum(np.arange(start, start + size), number - 1).astype(np.int32)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, index, axis=0), rows)
+
+    out = [ask(k, piece(start)) for k, start in zip(jax.random.split(key, len(starts)), starts, strict=True)]
     return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves], axis=-1)[..., :number], *out)
 
 

@@ -7,6 +7,7 @@ from aleator.methods.bootstrap import BayesianBootstrap
 from aleator.methods.cavi import CAVI
 from aleator.methods.chees import ChEES
 from aleator.methods.concrete_dropout import ConcreteDropout
+from aleator.methods.cyclical import Cyclical
 from aleator.methods.dropout import Dropout
 from aleator.methods.elliptical_slice import EllipticalSlice
 from aleator.methods.em import EM
@@ -27,14 +28,21 @@ from aleator.methods.nested import Nested
 from aleator.methods.nuts import NUTS
 from aleator.methods.pbp import PBP
 from aleator.methods.random_walk import RandomWalk
+from aleator.methods.refined import Refined
+from aleator.methods.repulsive import RepulsiveEnsemble
 from aleator.methods.reversible_jump import ReversibleJump
+from aleator.methods.sghmc import SGHMC
+from aleator.methods.sgld import SGLD
+from aleator.methods.sgnht import SGNHT
 from aleator.methods.sir import SIR
 from aleator.methods.slice import Slice
 from aleator.methods.smc import SMC
 from aleator.methods.snapshot import Snapshot
 from aleator.methods.sparse_dropout import SparseDropout
+from aleator.methods.svgd import SVGD
 from aleator.methods.swag import SWAG
 from aleator.methods.tempering import ParallelTempering
+from aleator.methods.underdamped import Underdamped
 from aleator.methods.variational import Renyi, Variational
 from aleator.methods.variational_dropout import VariationalDropout
 
@@ -75,9 +83,24 @@ METHODS: dict[str, type[Method]] = {
     "em": EM,
     "cavi": CAVI,
     "amortised": Amortised,
+    "sgld": SGLD,
+    "sghmc": SGHMC,
+    "sgnht": SGNHT,
+    "underdamped": Underdamped,
+    "svgd": SVGD,
+    "repulsive_ensemble": RepulsiveEnsemble,
+    "refined": Refined,
 }
 
 __all__ = [
+    "Cyclical",
+    "Refined",
+    "RepulsiveEnsemble",
+    "SVGD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "Underdamped",
     "Amortised",
     "CAVI",
     "EM",

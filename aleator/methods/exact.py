@@ -76,7 +76,7 @@ class Exact(Method):
         criterion="the exact posterior and evidence",
         search="none: linear algebra",
         cost="O(N p² + p³) time, O(p²) memory, one pass over the data",
-        needs="al.latent.Pair; or al.LinearModel with al.Normal prior and al.Gaussian of fixed scale, or InverseGamma noise with scaled_by_noise=True",
+        needs="al.gp.GP; al.latent.Pair; or al.LinearModel with al.Normal prior and al.Gaussian of fixed scale, or InverseGamma noise with scaled_by_noise=True",
         references=("Bishop, Pattern Recognition and Machine Learning, 2006, §3.3–3.5",),
     )
 
@@ -85,6 +85,8 @@ class Exact(Method):
 
     def build(self, target: Any) -> Algorithm:
         model = target.model
+        if hasattr(model, "closed_form"):
+            return model.closed_form(target)
         if getattr(model, "exact", False) and target.temperature == 1.0:
             return _conjugate(model, self.batch_size)
         noise = _check(model, target.temperature)

@@ -71,6 +71,13 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "expectation_propagation": (al.ExpectationPropagation(), ("linear",)),
     "pbp": (al.PBP(num_epochs=2), ("relu",)),
     "nested": (al.Nested(num_live=20, num_runs=2, num_moves=5), ("linear",)),
+    "sgld": (al.SGLD(1e-3, 20, 20, 2, thin=2, batch_size=8, num_search=20), ("linear", "network")),
+    "sghmc": (al.SGHMC(1e-3, 0.2, 20, 20, 2, thin=1, batch_size=8, num_search=20, cycles=2), ("network",)),
+    "sgnht": (al.SGNHT(1e-3, 0.2, 1e-3, 20, 20, 2, thin=2, batch_size=8, num_search=0, preconditioner="rmsprop"), ("network",)),
+    "underdamped": (al.Underdamped("auto", 0.2, 20, 20, 2, thin=2, batch_size=8, num_search=20, control_variates="svrg"), ("network",)),
+    "svgd": (al.SVGD(4, num_steps=STEPS, batch_size=8), ("linear", "network")),
+    "repulsive_ensemble": (al.RepulsiveEnsemble(4, num_steps=STEPS, batch_size=8), ("network",)),
+    "refined": (al.Refined(num_refine=2, num_steps=STEPS, num_start=20, batch_size=8, num_samples=16), ("linear", "network")),
     "microcanonical": (al.Microcanonical(num_samples=30, num_warmup=30, num_chains=2), ("network",)),
 }
 MODELS = {

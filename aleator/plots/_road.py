@@ -1,8 +1,4 @@
-"""Pictures of predictions and comparisons. Every function draws on the Axes it is given, or makes one, and returns it.
-
-Colours are from the palette of Okabe and Ito, told apart by readers with any kind of colour vision, and fixed: blue is always what more
-data would remove (epistemic), orange always what it would not (aleatoric).
-"""
+"""Pictures of predictions, posteriors and comparisons, and what all pictures share: colours, axes, files."""
 
 from __future__ import annotations
 

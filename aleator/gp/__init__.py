@@ -1,0 +1,81 @@
+"""Gaussian processes (A9, A10, E7): kernels, exact and sparse processes, wide networks' limits, deep processes."""
+
+from aleator.gp import deep, random_features, series, sparse, svgp, wide
+from aleator.gp.conditioned import Conditioned
+from aleator.gp.deep import DSVI, DeepGP, Layered
+from aleator.gp.evidence import Evidence
+from aleator.gp.kernels import (
+    RBF,
+    Bias,
+    Categorical,
+    Changepoint,
+    Custom,
+    Deep,
+    Kernel,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Product,
+    RationalQuadratic,
+    SpectralMixture,
+    Sum,
+    matrix,
+)
+from aleator.gp.means import Constant, Fixed, Mean, Projection, Zero
+from aleator.gp.process import GP
+from aleator.gp.questions import LeaveOneOut, extend, leave_one_out, prior_functions
+from aleator.gp.random_features import RandomDeep, RandomFourier
+from aleator.gp.series import SeriesGP, Smoothed
+from aleator.gp.sparse import Inducing, SparseGP, greedy
+from aleator.gp.svgp import SVGP
+
+__all__ = [
+    "Bias",
+    "Categorical",
+    "Changepoint",
+    "Conditioned",
+    "Constant",
+    "Custom",
+    "DSVI",
+    "Deep",
+    "DeepGP",
+    "Evidence",
+    "Fixed",
+    "GP",
+    "Inducing",
+    "Kernel",
+    "Layered",
+    "LeaveOneOut",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Mean",
+    "Periodic",
+    "Product",
+    "Projection",
+    "RBF",
+    "RandomDeep",
+    "RandomFourier",
+    "RationalQuadratic",
+    "SVGP",
+    "SeriesGP",
+    "Smoothed",
+    "SparseGP",
+    "SpectralMixture",
+    "Sum",
+    "Zero",
+    "deep",
+    "extend",
+    "greedy",
+    "leave_one_out",
+    "matrix",
+    "prior_functions",
+    "random_features",
+    "series",
+    "sparse",
+    "svgp",
+    "wide",
+]

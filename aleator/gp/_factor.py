@@ -1,0 +1,75 @@
+"""Factorisation of covariance matrices inside compiled steps: the ladder of `aleator.linalg.cholesky`, differentiable in both modes."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from aleator._typing import Array
+from aleator.linalg.dense import MAX_JITTER
+
+FIRST_JITTER = 1e-14  # relative to the mean diagonal, as in `aleator.linalg.cholesky`
+
+
+@jax.custom_jvp
+def factor(matrix: Array) -> tuple[Array, Array]:
+    """Lower C with C Cᵀ = matrix + jitter·I, and the jitter: 0 where that will do, else from 1e-14 of the mean diagonal tenfold up to 1e-6 of
+    it. NaN past that: the driver stops at numbers that are not finite and says so. One factorisation where nothing is wrong."""
+    size = matrix.shape[-1]
+    level = jnp.trace(matrix) / size
+
+    def fails(state: tuple) -> Array:
+        relative, lower = state
+        return ~jnp.all(jnp.isfinite(lower)) & (relative < 0.5 * MAX_JITTER)
+
+    def more(state: tuple) -> tuple:
+        relative = jnp.maximum(10.0 * state[0], FIRST_JITTER)
+        return relative, jnp.linalg.cholesky(matrix + relative * level * jnp.eye(size, dtype=matrix.dtype))
+
+    relative, lower = jax.lax.while_loop(fails, more, (jnp.zeros((), matrix.dtype), jnp.linalg.cholesky(matrix)))
+    return lower, relative * level
+
+
+@factor.defjvp
+def _factor_jvp(primals: tuple, tangents: tuple) -> tuple:
+    """dC = C Φ(C⁻¹ dA C⁻ᵀ), Φ the lower half with half the diagonal. The jitter counts as a constant."""
+    lower, jitter = factor(*primals)
+    change = 0.5 * (tangents[0] + tangents[0].T)
+    middle = solve_triangular(lower, solve_triangular(lower, change, lower=True).T, lower=True)
+    half = jnp.tril(middle) - 0.5 * jnp.diag(jnp.diag(middle))
+    return (lower, jitter), (lower @ half, jnp.zeros_like(jitter))
+
+
+@jax.custom_jvp
+def log_normal(matrix: Array, residual: Array) -> Array:
+    """Σⱼ log N(residualⱼ; 0, matrix) over the columns of residual (n, k).
+
+    The derivative is ½ tr[(Σⱼ αⱼαⱼᵀ − k·A⁻¹) dA] − Σⱼ αⱼᵀdrⱼ: one factorisation and one inverse, where differentiating the factor itself costs
+    several more products.
+    """
+    return _density(factor(matrix)[0], residual)
+
+
+@log_normal.defjvp
+def _log_normal_jvp(primals: tuple, tangents: tuple) -> tuple:
+    matrix, residual = primals
+    lower, _ = factor(matrix)
+    inverse = inverse_of(lower)
+    weights = inverse @ residual
+    slope = 0.5 * (weights @ weights.T - residual.shape[1] * inverse)
+    return _density(lower, residual), jnp.vdot(slope, tangents[0]) - jnp.vdot(weights, tangents[1])
+
+
+def inverse_of(lower: Array) -> Array:
+    """(C Cᵀ)⁻¹."""
+    half = solve_triangular(lower, jnp.eye(lower.shape[-1], dtype=lower.dtype), lower=True)
+    return half.T @ half
+
+
+def _density(lower: Array, residual: Array) -> Array:
+    z = solve_triangular(lower, residual, lower=True)
+    n, k = residual.shape
+    return -0.5 * jnp.sum(z**2) - k * jnp.sum(jnp.log(jnp.diag(lower))) - 0.5 * n * k * math.log(2 * math.pi)

@@ -1,0 +1,324 @@
+"""DeepGP: Gaussian processes of Gaussian processes (A10), by doubly stochastic variational inference (Salimbeni and Deisenroth 2017).
+
+f¹ ~ GP at x, f² ~ GP at f¹(x), …, y ~ likelihood(fᴸ(x)). Each layer is a sparse process with inducing values of its own, q(v) = N(μ, RRᵀ). The marginals of a
+layer at one input depend on the layer below at that input only, so that a row is drawn through all layers by itself, and mini-batches are enough:
+
+    bound = (N/n) Σᵢ E[log p(yᵢ | fᴸ(xᵢ))] − Σ_layers KL(q(v) ‖ N(0, I)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aleator import _tree
+from aleator._cache import cached
+from aleator._errors import DataError, MethodError, ModelError, message
+from aleator._outputs import Outputs
+from aleator._typing import Array, Key, Tree
+from aleator.data import Batch
+from aleator.gp.conditioned import root
+from aleator.gp.kernels import RBF, Kernel
+from aleator.gp.means import Projection
+from aleator.gp.sparse import SparseGP, _as_tuple, greedy, sparse_joint, sparse_moments
+from aleator.gp.svgp import divergence, expected
+from aleator.likelihoods import Gaussian, Likelihood
+from aleator.loop import Algorithm, Phase
+from aleator.methods._method import Card, Method, check_positive
+from aleator.posterior import Point, Posterior, Score, check_joint
+
+INNER = 1e-2  # the first standard deviation of inner layers' inducing values: noise that is learned, not begun with
+
+
+@dataclasses.dataclass(frozen=True)
+class DeepGP:
+    """Layers of sparse processes with one kernel of their own each, all begun from `kernel`.
+
+    hidden: number of processes of each inner layer; inner layers are processes around a linear mean (the identity where sizes are equal, else the leading
+    principal components, or zeros added), without which functions of many layers forget their inputs (Duvenaud et al. 2014). An empty `hidden` is a sparse GP.
+    """
+
+    kernel: Kernel = RBF()
+    hidden: tuple[int, ...] = (2,)
+    num_inducing: int = 100
+    likelihood: Likelihood = Gaussian()
+    layers: tuple[SparseGP, ...] = ()
+    num_targets: int | None = None
+
+    minibatch = True
+    stochastic = False
+    double = True
+    always_double = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", (self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden))
+        if not isinstance(self.likelihood, Likelihood) or not isinstance(self.kernel, Kernel):
+            got = f"{self.kernel!r}, {self.likelihood!r}"
+            raise ModelError(message("A deep process needs a kernel and a likelihood.", got, "al.gp.RBF() and al.Gaussian()", "pass both"))
+
+    def bind(self, x: Tree, y: Tree) -> DeepGP:
+        if x is None or y is None or np.ndim(x) not in (1, 2):
+            raise DataError(
+                message("A deep process needs a table and targets.", f"x of {np.shape(x)}", "(n,) or (n, D), and y", "pass both")
+            )
+        k = int(np.shape(y)[1]) if np.ndim(y) == 2 else 1
+        if self.layers:
+            return dataclasses.replace(self, num_targets=k)
+        inputs = np.asarray(x, np.float64).reshape(len(x), -1)
+        places = greedy(self.kernel.bind(inputs), inputs, self.num_inducing)
+        layers = []
+        for size in self.hidden:
+            mean = Projection(_as_tuple(_principal(inputs, size)))
+            layers.append(SparseGP(self.kernel.bind(inputs), len(places), mean, Gaussian(1.0), True, _as_tuple(places), size))
+            places, inputs = (values @ np.asarray(mean.matrix) for values in (places, inputs))
+        layers.append(
+            SparseGP(
+                self.kernel.bind(inputs), len(places), Projection(_as_tuple(np.zeros((inputs.shape[1], self.likelihood.num_outputs(k))))),
+                Gaussian(1.0), True, _as_tuple(places), self.likelihood.num_outputs(k),
+            )
+        )  # fmt: skip
+        return dataclasses.replace(self, layers=tuple(layers), num_targets=k)
+
+    def targets(self) -> int:
+        if self.num_targets is None:
+            raise ModelError(
+                message("The model has not met data yet.", "num_targets=None", "the number of columns", "call model.bind(x, y)")
+            )
+        return self.num_targets
+
+    def start(self, key: Key) -> Tree:
+        """Hyper-parameters, inducing inputs, and q: that of the last layer begins at its prior, those below near their means."""
+        keys = jax.random.split(key, len(self.layers))
+        return {
+            "layers": {str(i): self._layer(k, i) for i, k in enumerate(keys)},
+            "likelihood": self.likelihood.init_extra(self.targets()),
+        }
+
+    def init(self, key: Key) -> Tree:
+        return self.start(key)
+
+    def _layer(self, key: Key, number: int) -> Tree:
+        layer = self.layers[number]
+        size, inducing = layer.num_processes(), layer.num_inducing
+        scale = 1.0 if number == len(self.layers) - 1 else INNER
+        return {
+            "process": layer.start(key),
+            "location": jnp.zeros((size, inducing)),
+            "spread": jnp.broadcast_to(scale * jnp.eye(inducing), (size, inducing, inducing)),
+        }
+
+    def sample_prior(self, key: Key) -> Tree:
+        """Of hyper-parameters; q is as it begins."""
+        key_start, key_likelihood, key_layers = jax.random.split(key, 3)
+        params = self.start(key_start)
+        keys = jax.random.split(key_layers, len(self.layers))
+        drawn = {str(i): params["layers"][str(i)] | {"process": layer.sample_prior(keys[i])} for i, layer in enumerate(self.layers)}
+        return {"layers": drawn, "likelihood": self.likelihood.sample_extra(key_likelihood, self.targets())}
+
+    def log_prior(self, params: Tree) -> Array:
+        parts = [layer.log_prior(params["layers"][str(i)]["process"]) for i, layer in enumerate(self.layers)]
+        return sum(parts, self.likelihood.log_prior_extra(params["likelihood"]))
+
+    def extra(self, params: Tree) -> dict:
+        return self.likelihood.constrain(params["likelihood"])
+
+    def divergence(self, params: Tree) -> Array:
+        """KL of all layers' q(v) from N(0, I)."""
+        each = [params["layers"][str(i)] for i in range(len(self.layers))]
+        return sum((divergence(part["location"], jnp.tril(part["spread"])) for part in each), jnp.zeros(()))
+
+    def moments(self, key: Key, params: Tree, x: Tree) -> tuple[Array, Array]:
+        """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart."""
+        f = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1)
+        keys = jax.random.split(key, len(self.layers))
+        for i, layer in enumerate(self.layers):
+            part = params["layers"][str(i)]
+            mean, variance = sparse_moments(layer, part["process"], part["location"], jnp.tril(part["spread"]), f)
+            if i + 1 < len(self.layers):
+                f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * jax.random.normal(keys[i], mean.shape)
+        return mean, jnp.maximum(variance, 1e-12)
+
+    def function(self, key: Key, params: Tree, x: Tree) -> list[Array]:
+        """One draw of every layer as functions, jointly over all rows: [(n, o₁), …]."""
+        f, drawn = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1), []
+        keys = jax.random.split(key, len(self.layers))
+        for i, layer in enumerate(self.layers):
+            part = params["layers"][str(i)]
+            mean, covariance = sparse_joint(layer, part["process"], part["location"], jnp.tril(part["spread"]), f)
+            f = mean + jnp.einsum("kij,jk->ik", jax.vmap(root)(covariance), jax.random.normal(keys[i], mean.shape))
+            drawn.append(f)
+        return drawn
+
+    def bound_terms(self, key: Key, params: Tree, batch: Batch, num_samples: int = 1) -> tuple[Array, Array]:
+        """E[log p(yᵢ | f(xᵢ))] of each row, (n,), over num_samples draws of the inner layers, and the divergence."""
+
+        def one(key: Key) -> Array:
+            key_inner, key_last = jax.random.split(key)
+            mean, variance = self.moments(key_inner, params, batch.x)
+            return expected(key_last, self.likelihood, mean, variance, batch.y, self.extra(params))
+
+        return jnp.mean(jax.vmap(one)(jax.random.split(key, num_samples)), axis=0), self.divergence(params)
+
+    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> NoReturn:
+        raise ModelError(
+            message("A deep process has a bound, no likelihood.", "model.log_likelihood", "al.gp.DSVI()", "fit it with al.gp.DSVI")
+        )
+
+    def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> NoReturn:
+        raise ModelError(message("Parameters alone do not make a function.", "model.outputs", "draws", "use fit.predict(key, x)"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layered(Posterior):
+    """f of a deep process: draws through the layers. base: a Point with all its parameters."""
+
+    base: Any
+    log_evidence: Score | None = None
+
+    @property
+    def params(self) -> Tree:
+        return self.base.params
+
+    def sample(self, key: Key, num_samples: int) -> Tree:
+        return self.base.sample(key, num_samples)
+
+    def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        """Rows apart: each drawn through all layers, the last layer from its Gaussian."""
+        with jax.enable_x64(True):
+            params = jax.tree.map(jnp.asarray, self.base.params)
+            size = max(layer.num_inducing * layer.num_processes() for layer in model.layers)
+            step = max(1, (64 * 2**20) // (8 * size))
+            pieces = []
+            for number, first in enumerate(range(0, _tree.rows(x), step)):
+                keys = jax.random.split(jax.random.fold_in(key, number), num_samples)
+                rows = jnp.asarray(np.asarray(x)[first : first + step])
+                pieces.append(np.asarray(_marginal_draws(model)(keys, params, rows)))
+            draws = np.concatenate(pieces, axis=1)
+            extra = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape)), model.extra(params))
+            return Outputs(draws=draws, extra=extra)
+
+    def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
+        with jax.enable_x64(True):
+            params = jax.tree.map(jnp.asarray, self.base.params)
+            extra = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape)), model.extra(params))
+            return Outputs(draws=self.layers(key, model, x, num_samples)[-1], extra=extra)
+
+    def layers(self, key: Key, model: Any, x: Tree, num_samples: int) -> list[np.ndarray]:
+        """Draws of every layer as functions of x, [(num_samples, rows, o₁), …], each jointly over all rows."""
+        check_joint(_tree.rows(x))
+        with jax.enable_x64(True):
+            params = jax.tree.map(jnp.asarray, self.base.params)
+            return [np.asarray(part) for part in _layer_draws(model)(jax.random.split(key, num_samples), params, jnp.asarray(x))]
+
+
+class State(NamedTuple):
+    """params with q in them, the optimiser's state, steps, and a running mean of the bound."""
+
+    params: Tree
+    optimizer: Any
+    number: Array
+    bound: Array
+
+
+class Info(NamedTuple):
+    """bound: the evidence lower bound before the step, an estimate from its batch."""
+
+    bound: Array
+
+
+def step(key: Key, state: State, batch: Any, target: Any, optimizer: Any, num_samples: int) -> tuple[State, Info]:
+    """One step of Adam on bound + log p(hyper-parameters), per row."""
+    import optax
+
+    def loss(params: Tree) -> tuple[Array, Array]:
+        terms, kl = target.model.bound_terms(key, params, batch, num_samples)
+        bound = target.total(terms, batch) - kl
+        return -(bound + target.model.log_prior(params)) / target.num_data, bound
+
+    (_, bound), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+    updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+    running = jnp.where(state.number == 0, bound, state.bound + (bound - state.bound) * jnp.maximum(0.01, 1.0 / (state.number + 1)))
+    return State(optax.apply_updates(state.params, updates), optimizer_state, state.number + 1, running), Info(bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class DSVI(Method):
+    """Doubly stochastic variational inference for al.gp.DeepGP: mini-batches of rows, draws of the layers; Adam on everything.
+
+    num_samples: draws of the inner layers a row and step.
+    """
+
+    num_steps: int = 5000
+    batch_size: int | None = 256
+    learning_rate: float = 1e-2
+    num_samples: int = 1
+
+    card: ClassVar[Card] = Card(
+        name="DSVI",
+        summary="Deep Gaussian processes from mini-batches.",
+        model_class="al.gp.DeepGP with any likelihood",
+        criterion="evidence lower bound",
+        search="stochastic gradients through draws of the layers",
+        cost="O(n M² o) a step, layer and draw, and o·M² numbers a layer",
+        needs="al.gp.DeepGP",
+        references=("Salimbeni and Deisenroth, Doubly Stochastic Variational Inference for Deep Gaussian Processes, NeurIPS 2017",),
+    )
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_steps", "batch_size", "num_samples", whole=True)
+        check_positive(self, "learning_rate")
+
+    def build(self, target: Any) -> Algorithm:
+        import optax
+
+        model = target.model
+        if not isinstance(model, DeepGP) or target.temperature != 1.0:
+            raise MethodError(message("DSVI fits deep Gaussian processes.", type(model).__name__, self.card.needs, "use another method"))
+        optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps, 0.01))
+
+        def finish(key: Key, state: State, kept: Any) -> Layered:
+            return Layered(Point(jax.tree.map(np.asarray, state.params)), Score(float(state.bound), 0.0, "lower bound"))
+
+        return Algorithm(
+            init=lambda key, start: State(start, optimizer.init(start), jnp.zeros((), jnp.int32), jnp.zeros(())),
+            phases=(
+                Phase(
+                    "DSVI",
+                    lambda key, state, batch: step(key, state, batch, target, optimizer, self.num_samples),
+                    self.num_steps,
+                    "full" if self.batch_size is None else "random",
+                    self.batch_size,
+                ),
+            ),
+            position=lambda state: state.params,
+            finish=finish,
+            watch="bound",
+            x64=True,
+        )
+
+
+def _principal(x: np.ndarray, size: int) -> np.ndarray:
+    """(D, size): the identity, the leading principal directions, or the identity with zeros added."""
+    if size >= x.shape[1]:
+        return np.eye(x.shape[1], size)
+    return np.linalg.svd(x - x.mean(0), full_matrices=False)[2][:size].T if len(x) >= size else np.eye(x.shape[1], size)
+
+
+@cached
+def _marginal_draws(model: Any) -> Callable:
+    def one(key: Key, params: Tree, x: Array) -> Array:
+        key_inner, key_last = jax.random.split(key)
+        mean, variance = model.moments(key_inner, params, x)
+        return mean + jnp.sqrt(variance) * jax.random.normal(key_last, mean.shape)
+
+    return jax.jit(lambda keys, params, x: jax.lax.map(lambda key: one(key, params, x), keys))
+
+
+@cached
+def _layer_draws(model: Any) -> Callable:
+    return jax.jit(lambda keys, params, x: jax.lax.map(lambda key: model.function(key, params, x), keys))

@@ -1,0 +1,96 @@
+"""MNIST, active learning from 20 balanced labels: how many labels to 90 and 95 % accuracy, for several acquisitions and random.
+
+    python benchmarks/active.py --data DIR [--seeds 3] [--budget 200] [--acquisitions batch_bald bald random] [--repeated] [--out FILE]
+
+DIR (or ALEATOR_DATA) holds mnist.npz. LeNet-size convolutional network, MC dropout or an ensemble, batches of 10 from a pool of 10,000 images (60,000 with --whole), tested on
+10,000. --repeated: every image of the pool three times with noise of standard deviation 0.1, where choosing rows one by one fails. Every loop is
+resumable (--work DIR); finished ones are kept in the JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+import aleator as al
+from aleator import datasets
+
+PUBLISHED = {"batch_bald": (90, 200), "bald": (120, 250), "random": (255, 835)}  # labels to 90 and 95 %
+
+
+def model_and_method(kind: str, steps: int) -> tuple[al.BNN, al.Method]:
+    model = al.BNN(al.networks.LeNet5(), al.Categorical(10), al.Normal(1.0))
+    if kind == "dropout":
+        return model, al.Dropout(0.25, placement="hidden", num_steps=steps, batch_size=16, learning_rate=1e-3, num_evidence=0)
+    return model, al.Ensemble(al.MAP(num_steps=steps, batch_size=16), 5)
+
+
+def balanced(rng: np.random.Generator, y: np.ndarray, each: int = 2) -> np.ndarray:
+    return np.concatenate([rng.choice(np.flatnonzero(y == c), each, replace=False) for c in range(10)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--posterior", choices=("dropout", "ensemble"), default="dropout")
+    parser.add_argument("--acquisitions", nargs="+", default=["batch_bald", "bald", "random"])
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--repeated", action="store_true")
+    parser.add_argument("--work", default=".cache/active")
+    parser.add_argument("--out", default="benchmarks/results/active.json")
+    args = parser.parse_args()
+    data = datasets.load("mnist", args.data)
+    image = lambda pixels: (pixels.reshape(-1, 28, 28, 1) / 255.0).astype(np.float32)
+    x, y, test = image(data["x_train"]), data["y_train"].astype(int), (image(data["x_test"]), data["y_test"].astype(int))
+    out = Path(args.out)
+    results = json.loads(out.read_text()) if out.exists() else {}
+    for seed in range(args.seeds):
+        rng = np.random.default_rng(seed)
+        pool = np.arange(len(x)) if args.whole else rng.choice(len(x), 3000 if args.repeated else 10_000, replace=False)
+        images, labels = x[pool], y[pool]
+        if args.repeated:
+            images = np.concatenate([images + 0.1 * rng.normal(size=images.shape).astype(np.float32) for _ in range(3)])
+            labels = np.tile(labels, 3)
+        first = balanced(rng, labels)
+        for name in args.acquisitions:
+            tag = f"{args.posterior}{'-repeated' if args.repeated else ''}-{name}-{seed}-{args.steps}-{args.budget}"
+            if tag in results:
+                continue
+            model, method = model_and_method(args.posterior, args.steps)
+            began = time.monotonic()
+
+            def show(round: al.active.Round, tag: str = tag) -> None:
+                print(f"{tag}: {round.num_labels:4d} labels, accuracy {round.scores['accuracy'][0]:.4f}, {round.seconds:.1f} s", flush=True)
+
+            history = al.active.loop(
+                seed, model, method, images, labels, args.batch, args.budget, acquisition=name, initial=first, test=test,
+                scores=("accuracy",), num_samples=50, directory=Path(args.work) / tag, report=show,
+            )  # fmt: skip
+            results[tag] = {
+                "name": name, "seed": seed, "minutes": (time.monotonic() - began) / 60,
+                "curve": [history.curve("accuracy")[0].tolist(), history.curve("accuracy")[1].tolist()],
+                "to_90": history.labels_to("accuracy", 0.9), "to_95": history.labels_to("accuracy", 0.95),
+            }  # fmt: skip
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(results, indent=1))
+    print(f"{'acquisition':<12}  labels to 90 %            to 95 %           published")
+    for name in args.acquisitions:
+        rows = [
+            r
+            for tag, r in results.items()
+            if r["name"] == name and tag.startswith(args.posterior) and ("-repeated" in tag) == args.repeated
+        ]
+        shown = ["  ".join(str(r[level] or f"> {args.budget}") for r in rows) for level in ("to_90", "to_95")]
+        print(f"{name:<12}  {shown[0]:<24}  {shown[1]:<16}  {PUBLISHED.get(name, ('–', '–'))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Strange images, calibration and batches of labels: AUROC of every detector, temperature scaling with its test, seconds of BatchBALD.
+
+    python benchmarks/decide.py --data DIR [--steps 3000] [--tasks ood calibration batch]
+
+DIR (or ALEATOR_DATA) holds mnist.npz, fashion_mnist.npz and notmnist_test.npz. One LeNet-5 by MAP on MNIST sees Fashion-MNIST and notMNIST; another on Fashion-MNIST
+is recalibrated on 5,000 held-out images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+import aleator as al
+from aleator import criteria, datasets
+from aleator.decide import acquisition, calibration, ood
+
+BATCH = 128
+
+
+def images(pixels: np.ndarray) -> np.ndarray:
+    return (pixels.reshape(-1, 28, 28, 1) / 255.0).astype(np.float32)
+
+
+def trained(x: np.ndarray, y: np.ndarray, steps: int) -> al.Fit:
+    model = al.BNN(al.networks.LeNet5(), al.Categorical(10), al.Normal(1.0))
+    return al.fit(0, model, (x, y), al.MAP(num_steps=steps, batch_size=BATCH))
+
+
+def strange(args: argparse.Namespace) -> None:
+    data = datasets.load("mnist", args.data)
+    x, y = images(data["x_train"]), data["y_train"].astype(int)
+    held, test = x[50_000:55_000], images(data["x_test"])
+    others = {name: images(datasets.load(name, args.data)["x_test"]) for name in ("fashion_mnist", "notmnist_test")}
+    fit = trained(x[:50_000], y[:50_000], args.steps)
+    accuracy = criteria.accuracy(fit.predict(1, test), data["y_test"].astype(int))
+    print(f"one LeNet-5 on MNIST, {args.steps} steps: accuracy {accuracy.value:.4f} ± {accuracy.stderr:.4f}")
+    print(f"{'score':<22}  " + "  ".join(f"{name + ' AUROC [↑]':>26}" for name in others) + "  false alarms (asked 0.05)")
+    for name in ("entropy", "max_prob", "energy", *ood.FEATURE_SCORES):
+        detector = ood.detector(2, fit, held, name, train=(x[:20_000], y[:20_000]))
+        inside = detector.score(3, test)
+        cells = []
+        for outside in others.values():
+            scores = detector.score(4, outside)
+            area = criteria.auroc(np.concatenate([inside, scores]), np.arange(len(inside) + len(scores)) >= len(inside))
+            cells.append(f"{100 * area.value:>16.2f} ± {100 * area.stderr:.2f} %")
+        print(f"{name:<22}  " + "  ".join(f"{cell:>26}" for cell in cells) + f"  {np.mean(inside > detector.threshold):.3f}")
+
+
+def calibrated(args: argparse.Namespace) -> None:
+    data = datasets.load("fashion_mnist", args.data)
+    x, y = images(data["x_train"]), data["y_train"].astype(int)
+    test, truth = images(data["x_test"]), data["y_test"].astype(int)
+    fit = trained(x[:55_000], y[:55_000], args.steps)
+    before = fit.predict(1, test)
+    print(
+        f"Fashion-MNIST, LeNet-5, {args.steps} steps, log score {criteria.log_score(before, truth).value:.4f}: {calibration.calibration_test(2, before, truth)}"
+    )
+    for how in ("temperature", "vector", "isotonic", "beta"):
+        after = al.decide.recalibrate(3, fit, (x[55_000:], y[55_000:]), how).predict(4, test)
+        gain = criteria.paired(criteria.log_score(after, truth), criteria.log_score(before, truth))
+        print(f"{how:<12} log score {gain.value:+.4f} ± {gain.stderr:.4f} nats; {calibration.calibration_test(5, after, truth)}")
+
+
+def batches(args: argparse.Namespace) -> None:
+    rng = np.random.default_rng(0)
+    for spread in (1.0, 3.0):
+        z = 2 * rng.normal(size=(1, 10_000, 10)) + spread * rng.normal(size=(100, 10_000, 10))
+        draws = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
+        began = time.monotonic()
+        found = acquisition.batch_bald(0, draws, 10)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(
+            f"BatchBALD, batch 10, pool 10,000, 100 draws, spread {spread:g}: {time.monotonic() - began:.1f} s, {found.value[-1]:.3f} nats, peak {peak:.2f} GB"
+        )
+
+
+TASKS = {"batch": batches, "ood": strange, "calibration": calibrated}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    arguments = parser.parse_args()
+    for task in arguments.tasks:
+        TASKS[task](arguments)
