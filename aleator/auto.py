@@ -6,16 +6,21 @@ What comes back predicts as a Fit does, and says in a table what was tried, how 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, message
+from aleator import store
+from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, StoreError, message
+from aleator._files import write_atomic
 from aleator._random import as_key, split
 from aleator._typing import Key, KeyLike
 from aleator.compare import stacking_weights
@@ -50,13 +55,81 @@ class Entry:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Auto:
     """Fits to all rows with stacking weights; `predict(key, x)` mixes them. entries: everything that was tried; stacked: held-out log score of the mixture
-    (value, standard error), optimistic by the few weights that were fitted to it; print it for the table."""
+    (value, standard error), optimistic by the few weights that were fitted to it; manifest: what is to be kept with it; print it for the table."""
 
     fits: dict[str, Fit]
     weights: dict[str, float]
     entries: tuple[Entry, ...]
     stacked: tuple[float, float]
     seconds: float
+    manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def preprocessor(self) -> Any:
+        """How a table became arrays, when it did: the same for all fits."""
+        return next(iter(self.fits.values())).preprocessor
+
+    @property
+    def method(self) -> dict[str, Method]:
+        """The methods that count, by name."""
+        return {name: one.method for name, one in self.fits.items()}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Their models, by name."""
+        return {name: one.model for name, one in self.fits.items()}
+
+    @property
+    def log_evidence(self) -> None:
+        """None: a stack has no evidence."""
+
+    def with_preprocessor(self, preprocessor: Any) -> Auto:
+        """The same, made from a table."""
+        return dataclasses.replace(
+            self, fits={name: dataclasses.replace(one, preprocessor=preprocessor) for name, one in self.fits.items()}
+        )
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one directory with a fit each and auto.json; `al.load(path)` reads it back."""
+        directory = Path(path)
+        if directory.exists() and (not directory.is_dir() or (any(directory.iterdir()) and not (directory / store.AUTO_NAME).exists())):
+            raise StoreError(
+                message("The directory holds something else.", str(directory), "a new or empty directory", "choose another path")
+            )
+        for place, one in enumerate(self.fits.values()):
+            one.save(directory / f"fit-{place}")
+        document = {
+            "names": list(self.fits),
+            "weights": self.weights,
+            "entries": [dataclasses.asdict(entry) for entry in self.entries],
+            "stacked": list(self.stacked),
+            "seconds": self.seconds,
+            "manifest": self.manifest,
+        }
+        write_atomic(directory / store.AUTO_NAME, json.dumps(document, indent=1).encode())
+
+    @staticmethod
+    def read(path: str | os.PathLike) -> dict[str, Any]:
+        """auto.json as it is."""
+        try:
+            document = json.loads((Path(path) / store.AUTO_NAME).read_text())
+            Auto.told(document)
+            return document
+        except (KeyError, TypeError, ValueError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise StoreError(message(f"{path} cannot be understood.", got, "what al.auto saved", "fit again")) from error
+
+    @classmethod
+    def told(cls, document: dict[str, Any], fits: dict[str, Fit] | None = None) -> Auto:
+        """From what `read` returns; without fits it prints its table and predicts nothing."""
+        entries = tuple(Entry(**entry) for entry in document["entries"])
+        return cls(fits or {}, document["weights"], entries, tuple(document["stacked"]), document["seconds"], document["manifest"])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Auto:
+        """Read one back; see `al.load`."""
+        document = cls.read(path)
+        return cls.told(document, {name: store.load(Path(path) / f"fit-{place}") for place, name in enumerate(document["names"])})
 
     def predict(self, key: KeyLike, x: Any, num_samples: int = 1000) -> PredictiveViews:
         """The mixed predictive distribution of y at the rows of x."""
@@ -99,7 +172,7 @@ def auto(
     """Run methods from cheap to dear within the budget, compare them on held-out rows, stack them, and fit the ones that count to all rows.
 
     budget: seconds, or "90s", "10m", "1h". methods: by name, each a Method or (model, Method) to bring a model of its own; chosen from the model by default. A
-    method is tried only while its expected time, from what the ones before took, fits what is left; one that fails is left out, one that ends unhealthy is told of. report:
+    method is left out once what it still needs, judged by its folds so far, does not fit what is left of the budget; the first is run whatever it takes. One that fails is left out, one that ends unhealthy is told of. report:
     called with every Entry. options go to `al.fit`.
     """
     limit = seconds_of(budget)
@@ -118,7 +191,7 @@ def auto(
         own, method = given if isinstance(given, tuple) else (model, given)
         if not isinstance(method, Method):
             raise MethodError(message(f"{name!r} is not a method.", repr(method), "e.g. al.MAP()", "pass methods={'map': al.MAP()}"))
-        left = limit - (time.monotonic() - began)
+        left = limit - (time.monotonic() - began) if tables or number else float("inf")  # the first is run whatever it takes
         entry, terms = _try(jax.random.fold_in(key_run, number), name, own, method, rows, parts, left, options)
         if terms is not None:
             tables[name] = terms
@@ -195,7 +268,7 @@ def _try(
     began = time.monotonic()
     if left <= 0:
         return Entry(name, note="left out: the budget is used"), None
-    terms, notes, values = [], [], []
+    terms, notes, values, spent = [], [], [], 0.0
     keys = jax.random.split(key, 3 * len(parts))
     for number, (train, test) in enumerate(parts):
         held = rows.take(test)
@@ -210,11 +283,11 @@ def _try(
         terms.append(density)
         notes += said
         values.append(calibration_test(keys[3 * number + 2], predictive, held.y, num_simulations=199).p_value)
-        spent = time.monotonic() - began
-        # The folds still to come, and the fit to all rows, cost about as much again each.
-        expected = spent / (number + 1) * (len(parts) - number)
+        spent, before = time.monotonic() - began, spent
+        # The first fold compiles, so that only later ones tell what a fold costs; the fit to all rows costs one more.
+        expected = (spent - before) * (len(parts) - number) if number or len(parts) == 1 else 0.0
         if expected > left - spent:
-            return Entry(name, seconds=spent, note=f"left out: {spent + expected:.0f} s expected, {left:.0f} s left"), None
+            return Entry(name, seconds=spent, note=f"left out: {spent + expected:.0f} s expected, {max(left, 0):.0f} s left"), None
     every = np.concatenate(terms)
     stderr = float(every.std(ddof=1) / np.sqrt(len(every)))
     # p-values of several folds: the smallest, times how many there are (Bonferroni).

@@ -28,6 +28,7 @@ from aleator.posterior import Draws, LinearGaussian, Mixture, Point, Posterior, 
 
 SCHEMA = 1
 JSON_NAME = "fit.json"
+AUTO_NAME = "auto.json"  # of several fits with weights
 PARAMETER_TREES = ("params", "mean")  # fields of sampled posteriors shaped like the model's parameters
 
 
@@ -68,7 +69,7 @@ def save(fit: Any, path: str | os.PathLike) -> None:
 
 
 def load(path: str | os.PathLike, network: Any = None, model: Any = None, template: Tree = None) -> Any:
-    """Read a Fit back.
+    """Read a Fit back, or an Auto.
 
     network: the network, when it was your own (Equinox, NNX, function). model: the whole model, when more of it was your own code (a
     NumPyro program, your own basis). template: a parameter tree, for fits of a bare log density.
@@ -76,6 +77,10 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
     from aleator.fit import Fit
 
     directory = Path(path)
+    if (directory / AUTO_NAME).exists():
+        from aleator.auto import Auto
+
+        return Auto.load(directory)
     document = _read_json(directory / JSON_NAME)
     name = str(document["arrays"]["file"])
     if Path(name).name != name or not (directory / name).is_file():

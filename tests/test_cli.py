@@ -558,6 +558,28 @@ def test_task_overrules_what_the_target_looks_like(tmp_path):
 # ---- methods, show ----------------------------------------------------------------------------------------------------------------
 
 
+def test_auto_fits_saves_and_predicts(tmp_path):
+    flat_table().to_csv(tmp_path / "flats.csv", index=False)
+    out = tmp_path / "several"
+    told = run("fit", tmp_path / "flats.csv", "--target", "price", "--out", out, "--method", "auto", "--budget", "1s").output
+    assert "linear" in told
+    assert "left out: the budget is used" in told  # the first method is run whatever it takes
+    assert "Stacked linear 1.00" in told
+    run("predict", out, tmp_path / "flats.csv", "--out", tmp_path / "p.csv")
+    predicted = pd.read_csv(tmp_path / "p.csv")
+    loaded = al.load(out)
+    np.testing.assert_allclose(loaded.predict(0, flat_table()).mean, predicted["mean"], rtol=1e-6)
+    assert "log score" in run("show", out).output
+    assert json.loads(run("show", out, "--json").stdout)["names"] == ["linear"]
+    run("fit", tmp_path / "flats.csv", "--target", "price", "--out", out, "--method", "auto", code=1)  # there is a fit already
+    for options, words in ((["--set", "num_steps=5"], "chooses its own settings"), (["--budget", "soon"], "no budget of time")):
+        refused = run("fit", tmp_path / "flats.csv", "--target", "price", "--out", tmp_path / "new", "--method", "auto", *options, code=1)
+        assert words in refused.output
+    (out / "auto.json").write_text("{}")
+    with pytest.raises(al.StoreError, match="cannot be understood"):
+        al.load(out)
+
+
 def test_methods_lists_every_card():
     output = run("methods").output
     assert all(name in output for name in al.METHODS)

@@ -23,6 +23,7 @@ FULL_BATCH = 1000  # up to this many rows every step sees all of them
 BATCH = 256
 CLIP = 1.0  # without it, one in ten networks that learn their noise runs away at the start and takes its errors for noise
 LINEAR_SCALES = (0.1, 1.0, 10.0, 100.0)  # prior scales of a linear model, in units of the noise: the evidence chooses
+PROCESS_ROWS = 1500  # up to this many rows Gaussian processes are tried
 NETWORK_SCALE = 1.0  # prior scale of a network's weights times √fan-in: functions about as large as standardised targets
 
 
@@ -58,6 +59,23 @@ def models(chosen: al.Method, task: str, in_size: int, num_classes: int, hidden:
     network = al.networks.MLP(in_size, tuple(hidden), likelihood.num_outputs(1))
     prior = al.Normal(NETWORK_SCALE if prior_scale is None else prior_scale, scaling="fan_in")
     return [al.BNN(network, likelihood, prior)]
+
+
+def auto_methods(task: str, x: np.ndarray, num_classes: int, hidden: Sequence[int], prior_scale: float | None) -> dict[str, Any]:
+    """What `--method auto` tries, from cheap to dear, each with its own model: linear, processes (few rows), networks."""
+    few = len(x) <= PROCESS_ROWS
+    if task == "classification":
+        flat = al.BNN(al.networks.MLP(x.shape[1], (), num_classes), al.Categorical(num_classes), al.Normal(1.0))
+        found: dict[str, Any] = {"linear": (flat, method("laplace", (), len(x)))}
+    else:
+        linear = models(al.Exact(), task, x.shape[1], 0, (), prior_scale)
+        found = {"linear": (linear[1 if len(linear) > 1 else 0], al.Exact())}
+        if few:
+            found |= {"gp": (al.gp.GP(al.gp.RBF()), al.Exact()), "gp_rough": (al.gp.GP(al.gp.Matern32()), al.Exact())}
+    for name in ("laplace", "ensemble"):
+        chosen = method(name, (), len(x))
+        found[name] = (models(chosen, task, x.shape[1], num_classes, hidden, prior_scale)[0], chosen)
+    return found
 
 
 def fit(

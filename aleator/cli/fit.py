@@ -47,7 +47,10 @@ def command(
     table: Annotated[Path, typer.Argument(help="CSV, TSV or Parquet file.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
     out: Annotated[Path, typer.Option(help="Directory to save the fit in.")],
-    method: Annotated[str, typer.Option(help="How to infer: see `aleator methods`.")] = "ensemble",
+    method: Annotated[
+        str, typer.Option(help="How to infer: see `aleator methods`; `auto` tries several within --budget and stacks them.")
+    ] = "ensemble",
+    budget: Annotated[str, typer.Option(help="Time for `--method auto`, such as 90s or 10m.")] = "60s",
     settings: Annotated[list[str] | None, typer.Option("--set", help="A hyper-parameter as key=value; may be repeated.")] = None,
     task: Annotated[Task | None, typer.Option(help="Overrules what the target column looks like.")] = None,
     hidden: Annotated[str, typer.Option(callback=widths, help="Widths of the hidden layers of networks, e.g. 50,50.")] = "50",
@@ -68,19 +71,29 @@ def command(
     began = time.perf_counter()
     screen = console(to_json)
     check_output(out, force)
-    _road.method(method, chosen_settings, 1)  # a slip in the settings is reported before the table is read
+    several = method.lower() == "auto"
+    if several:
+        check_auto(budget, chosen_settings, checkpoint or resume)
+    else:
+        _road.method(method, chosen_settings, 1)  # a slip in the settings is reported before the table is read
     key_fit, key_predict, split_seed = _road.keys(seed)
     train, held, notes = prepare(table, target, None if task is None else str(task), split_seed, holdout)
     preprocessor, x, y = train
-    chosen = _road.method(method, chosen_settings, len(x))
-    candidates = _road.models(chosen, preprocessor.task, x.shape[1], len(preprocessor.labels), hidden_sizes(hidden), prior_scale)
+    num_classes, sizes = len(preprocessor.labels), hidden_sizes(hidden)
     notes += list(preprocessor.notes)
     facts = inferred(preprocessor, table, len(x), 0 if held is None else len(held), x.shape[1])
     place = out.with_name(out.name + ".checkpoint") if checkpoint or resume else None
     run: dict[str, Any] = {"checkpoint": place, "checkpoint_every": CHECKPOINT_SECONDS, "resume": resume} if place else {}
     try:
         print_inferred(screen, facts, notes)
-        fit = _road.fit(key_fit, candidates, x, y, chosen, preprocessor, **run)
+        if several:
+            fit: Any = fit_several(
+                screen, key_fit, preprocessor, x, y, _road.auto_methods(preprocessor.task, x, num_classes, sizes, prior_scale), budget
+            )
+        else:
+            chosen = _road.method(method, chosen_settings, len(x))
+            candidates = _road.models(chosen, preprocessor.task, x.shape[1], num_classes, sizes, prior_scale)
+            fit = _road.fit(key_fit, candidates, x, y, chosen, preprocessor, **run)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_to_continue(place)) from None
     lines = []
@@ -109,16 +122,40 @@ def command(
     report(screen, fit, lines, facts, out, seconds)
 
 
+def check_auto(budget: str, settings: list[str], checkpoint: bool) -> None:
+    """Refuse what `--method auto` cannot do before the table is read."""
+    from aleator._errors import MethodError, message
+    from aleator.auto import seconds_of
+
+    seconds_of(budget)
+    if settings or checkpoint:
+        got = "--set" if settings else "--checkpoint or --resume"
+        raise MethodError(message("auto chooses its own settings and runs short.", got, "--budget only", "name one method to set it up"))
+
+
+def fit_several(screen: Any, key: Any, preprocessor: Any, x: Any, y: Any, methods: dict[str, Any], budget: str) -> Any:
+    """Several methods within the budget, stacked; each is told of as it ends."""
+    from rich.markup import escape
+
+    from aleator.auto import Entry, auto
+
+    def show(entry: Entry) -> None:
+        told = entry.note or f"{entry.score:.3f} ± {entry.stderr:.3f} nats per held-out row (higher is better)"
+        screen.print(escape(f"  {entry.name:<9} {entry.seconds:6.1f} s  {told}"), soft_wrap=True)
+
+    return auto(key, None, (x, y), budget, methods, report=show).with_preprocessor(preprocessor)
+
+
 def check_output(out: Path, force: bool) -> None:
     """Refuse an output directory before the work, and not after it."""
     from aleator._errors import StoreError, message
-    from aleator.store import JSON_NAME
+    from aleator.store import AUTO_NAME, JSON_NAME
 
     if not out.exists():
         return
     if not out.is_dir():
         raise StoreError(message("A fit is saved to a directory.", f"{out} is a file", "a new directory", "choose another --out"))
-    if (out / JSON_NAME).exists():
+    if (out / JSON_NAME).exists() or (out / AUTO_NAME).exists():
         if not force:
             raise StoreError(
                 message("There is a fit already.", str(out), "a new directory", "choose another --out, or add --force to replace it")

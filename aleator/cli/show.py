@@ -17,6 +17,11 @@ def command(
     to_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """What is in a saved fit: model, method, data, status, evidence, timings, versions."""
+    from aleator import store
+
+    if (directory / store.AUTO_NAME).exists():
+        stack(directory, to_json)
+        return
     facts = summary(directory)
     if to_json:
         print_json(facts)
@@ -32,6 +37,22 @@ def command(
     out = console(False)
     out.print(f"[bold]{escape(str(directory))}[/bold]")
     out.print(table)
+
+
+def stack(directory: Path, to_json: bool) -> None:
+    """Several fits with weights: what was tried, how it did and what counts."""
+    from aleator.auto import Auto
+
+    document = Auto.read(directory)
+    if to_json:
+        print_json(document)
+        return
+    out = console(False)
+    out.print(str(directory), markup=False, style="bold")
+    out.print(str(Auto.told(document)), markup=False, soft_wrap=True)
+    out.print(
+        f"One fit each: {', '.join(f'{name} in fit-{place}' for place, name in enumerate(document['names']))}", markup=False, soft_wrap=True
+    )
 
 
 def summary(directory: Path) -> dict[str, Any]:
