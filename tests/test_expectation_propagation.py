@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +14,7 @@ from aleator.methods import _moments
 from aleator.methods import expectation_propagation as ep
 from aleator.methods.expectation_propagation import ExpectationPropagation
 from aleator.target import Target
+from tests.interrupted import dies_after
 
 RNG = np.random.default_rng(0)
 X, T = np.array([-2, -1, 0, 0.5, 1, 2.0]), np.array([0, 0, 1, 0, 1, 1])  # the two-weight logistic regression of the targets
@@ -249,16 +248,8 @@ def test_resume_gives_the_same_bits(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "FIRST_CHUNK", 3)
     monkeypatch.setattr(loop, "MAX_CHUNK", 4)
     whole = al.fit(0, model(), (X, T), ExpectationPropagation())
-    save = loop._Job.save
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with contextlib.suppress(KeyboardInterrupt):
+    with dies_after(1, surely=False):
         al.fit(0, model(), (X, T), ExpectationPropagation(), checkpoint=tmp_path, checkpoint_every=0.0)
-    monkeypatch.setattr(loop._Job, "save", save)
     resumed = al.fit(0, model(), (X, T), ExpectationPropagation(), checkpoint=tmp_path, checkpoint_every=0.0, resume=True)
     np.testing.assert_array_equal(resumed.posterior.mean, whole.posterior.mean)
     assert resumed.log_evidence == whole.log_evidence and resumed.manifest["steps"] == whole.manifest["steps"] > 4

@@ -14,6 +14,7 @@ import aleator as al
 from aleator import loop
 from aleator.data import BatchOrder
 from tests.conformance import cases
+from tests.interrupted import dies_after
 
 X, Y = cases.regression()
 
@@ -105,18 +106,8 @@ def test_map_learns_from_a_stream_and_resumes_on_it(members: int | None, tmp_pat
     sd = np.sqrt(np.diagonal(exact.posterior.operator.covariance()[0]))
     assert np.max(np.abs(whole.sample(0, 1)["network"]["weight"][0] - exact.posterior.mean) / sd) < 0.35
     monkeypatch.setattr(loop, "MAX_CHUNK", 400)
-    save, count = loop._Job.save, []
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with dies_after(2):
         al.fit(0, model, data, method, checkpoint=tmp_path, checkpoint_every=0.0)
-    monkeypatch.setattr(loop._Job, "save", save)
     assert same(whole, al.fit(0, model, data, method, checkpoint=tmp_path, resume=True))
 
 
@@ -318,15 +309,7 @@ def test_a_resume_keeps_the_grouping_of_the_run(tmp_path, monkeypatch) -> None:
     whole = al.fit(0, cases.network_model(), (X, Y), method, parallel="vmap")
     monkeypatch.setattr(loop, "FIRST_CHUNK", 10)
     monkeypatch.setattr(loop, "MAX_CHUNK", 10)
-    save = loop._Job.save
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with dies_after(1):
         al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, checkpoint_every=0.0, parallel="vmap")
-    monkeypatch.setattr(loop._Job, "save", save)
     resumed = al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, resume=True, parallel="threads")
     assert same(whole, resumed) and resumed.manifest["plan"]["groups"] == [4]

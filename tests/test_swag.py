@@ -20,6 +20,7 @@ from aleator.methods.snapshot import Snapshot, cyclical
 from aleator.methods.swag import SWAG, posterior
 from aleator.target import Target
 from tests.conformance import cases
+from tests.interrupted import dies_after
 
 X, Y = cases.regression()
 SHORT = SWAG(num_steps=60, num_warmup=30, batch_size=8, thin=3, rank=5)
@@ -130,18 +131,8 @@ def test_several_modes_and_resume(tmp_path, monkeypatch) -> None:
     assert np.abs(means[0] - means[1]).max() > 0.01
     predictive = whole.predict(1, X, num_samples=300)
     assert predictive.draws.shape[:2] == (300, cases.N) and (predictive.epistemic > 0).all()
-    save, count = loop._Job.save, []
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        count.append(1)
-        if len(count) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with dies_after(3):
         al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, checkpoint_every=0.0)
-    monkeypatch.setattr(loop._Job, "save", save)
     resumed = al.fit(0, cases.network_model(), (X, Y), method, checkpoint=tmp_path, resume=True)
     assert all(np.array_equal(a, b) for a, b in zip(leaves(whole), leaves(resumed), strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import pytest
 
 import aleator as al
 from aleator import loop
+from tests.interrupted import dies_after
 
 from . import cases
 from .test_methods import assert_same, leaves
@@ -57,18 +57,9 @@ def test_saved_and_loaded(name: str, tmp_path: Any) -> None:
 def test_resume_gives_the_same_bits(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "FIRST_CHUNK", 7)
     monkeypatch.setattr(loop, "MAX_CHUNK", 25)
-    whole, save, count = fitted(name), loop._Job.save, []
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with contextlib.suppress(KeyboardInterrupt):
+    whole = fitted(name)
+    with dies_after(2, surely=False):
         fitted(name, checkpoint=tmp_path, checkpoint_every=0.0)
-    monkeypatch.setattr(loop._Job, "save", save)
     resumed = fitted(name, checkpoint=tmp_path, checkpoint_every=0.0, resume=True)
     assert_same(whole, resumed)
     for field, trace in whole.info.items():

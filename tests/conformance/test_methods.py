@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ import aleator as al
 from aleator import loop, posterior
 from aleator.model import signature
 from aleator.target import Target
+from tests.interrupted import dies_after
 
 from . import cases
 
@@ -143,18 +142,8 @@ def test_resume_gives_the_same_bits(method: str, model: str, saves: int, tmp_pat
     monkeypatch.setattr(loop, "FIRST_CHUNK", 7)
     monkeypatch.setattr(loop, "MAX_CHUNK", 25)
     whole = fitted(method, model)
-    save, count = loop._Job.save, []
-
-    def dying(self: loop._Job) -> None:
-        save(self)
-        count.append(1)
-        if len(count) == saves:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop._Job, "save", dying)
-    with contextlib.suppress(KeyboardInterrupt):  # a run with a single chunk saves less often than it is asked to die
+    with dies_after(saves, surely=False):  # a run with a single chunk saves less often than it is asked to die
         fitted(method, model, checkpoint=tmp_path, checkpoint_every=0.0)
-    monkeypatch.setattr(loop._Job, "save", save)
     resumed = fitted(method, model, checkpoint=tmp_path, checkpoint_every=0.0, resume=True)
     assert_same(whole, resumed)
     assert resumed.manifest["steps"] == whole.manifest["steps"]
