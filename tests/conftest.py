@@ -6,6 +6,7 @@ the libraries below. That targets of shape (N,) and (N, 1) cannot broadcast is t
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import jax
 import pytest
 
 STATISTICAL = Path(__file__).parent / "statistical"
+MOST_MAPPINGS = 30_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +26,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STATISTICAL in item.path.parents:
             item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(autouse=True)
+def _room_for_programs() -> Iterator[None]:
+    """Every compiled program keeps some memory mappings, of which Linux gives a process 65,530: past that XLA crashes. A worker that has run
+    hundreds of tests gets there, so that old programs are let go in time."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

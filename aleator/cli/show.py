@@ -67,7 +67,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "posterior": document["posterior"]["kind"],
         "table": manifest.get("table"),
         "held_out_scores": manifest.get("held_out_scores", {}),
-        "data": manifest["data"],
+        "data": {name: value for name, value in manifest["data"].items() if name != "sketch"},
         "status": document["status"],
         "log_evidence": None if evidence is None else dict(zip(("value", "stderr", "kind"), evidence, strict=True)),
         "steps": manifest.get("steps"),
