@@ -306,6 +306,7 @@ def test_geweke(case, x64):
     assert np.max(np.abs(z)) < 4, z
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [NOISE_5, NO_RATIO, HALVED], ids=["noise × 1.05", "no Hastings ratio", "halved prior sd"])
 def test_geweke_catches(how, x64):
     z = geweke(bound(plain(2, linear_term=True), GEWEKE_X, 2), 100, 200, how)
@@ -358,6 +359,7 @@ def calibration(num_sets: int, thin: int, how: Mutation = RIGHT, settings: Setti
     return np.sum((counts - expected) ** 2 / expected, axis=1), float(np.max(np.mean(lags, axis=0)))
 
 
+@pytest.mark.long
 def test_ranks_are_uniform(x64):
     chi, lag = calibration(100, THIN)
     assert np.max(chi) < CHI_SQUARED, chi

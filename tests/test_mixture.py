@@ -214,7 +214,16 @@ class TestMixture:
             chains = together[:, i].reshape(2, -1)
             assert abs(together[:, i].mean() - want[i]) < 5 * al.convergence.mcse(chains)
 
-    @pytest.mark.parametrize("name", ["full", "tied", "diagonal", "spherical", "bernoulli", "poisson", "student_t", "sticks"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "full",
+            "bernoulli",
+            "student_t",
+            "sticks",
+            *(pytest.param(n, marks=pytest.mark.long) for n in ("tied", "diagonal", "spherical", "poisson")),
+        ],
+    )
     def test_no_step_lowers_the_bound(self, name: str) -> None:
         kind = name if name in ("bernoulli", "poisson") else "gaussian"
         y = np.concatenate([rows(1, kind), rows(2, kind)[:, ::-1]])

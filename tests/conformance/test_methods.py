@@ -18,6 +18,26 @@ from . import cases
 # Runs here are too short to be healthy; what is asked of them does not depend on it.
 pytestmark = pytest.mark.filterwarnings("ignore::aleator.HealthWarning")
 METHOD = pytest.mark.parametrize(("method", "model"), cases.METHOD_CASES)
+# These rest on machinery that another row asks about (chains on hmc, stochastic gradients on sgld, members on ensemble): some questions are put to them by
+# `make test-long` only. Compilation is what the suite's time goes into.
+SIBLINGS = {
+    "nuts", "random_walk", "independence", "slice", "elliptical_slice", "mala", "gibbs", "parallel_tempering", "microcanonical", "chees",
+    "marginal_gibbs", "reversible_jump", "sghmc", "sgnht", "underdamped", "hyper_ensemble", "bayesian_bootstrap", "repulsive_ensemble", "snapshot",
+    "concrete_dropout", "variational_dropout", "nested",
+}  # fmt: skip
+
+
+def sparing() -> list:
+    """Every method once, siblings as long tests."""
+    found, seen = [], set()
+    for case in cases.METHOD_CASES:
+        long = case[0] in seen or case[0] in SIBLINGS
+        found.append(pytest.param(*case, marks=[pytest.mark.long] if long else []))
+        seen.add(case[0])
+    return found
+
+
+SPARING = pytest.mark.parametrize(("method", "model"), sparing())
 
 
 def fitted(method: str, model: str, key: int = 0, y_shape: str = "flat", **options) -> al.Fit:
@@ -88,7 +108,7 @@ def test_second_fit_compiles_nothing(method: str, model: str) -> None:
     assert compiled == []
 
 
-@METHOD
+@SPARING
 def test_float64_when_enabled(method: str, model: str) -> None:
     x, y = cases.regression()
     with jax.enable_x64(True):
@@ -101,7 +121,7 @@ def test_float64_when_enabled(method: str, model: str) -> None:
         np.testing.assert_allclose(double, single, rtol=1e-10)
 
 
-@METHOD
+@SPARING
 def test_steps_run_under_jit_and_vmap(method: str, model: str) -> None:
     """The bare contract: init and step are pure and can be mapped over keys and states."""
     x, y = cases.regression()
@@ -136,7 +156,7 @@ def test_saved_and_loaded_predicts_the_same_bits(method: str, model: str, tmp_pa
 
 
 @METHOD
-@pytest.mark.parametrize("saves", [1, 2])
+@pytest.mark.parametrize("saves", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_resume_gives_the_same_bits(method: str, model: str, saves: int, tmp_path, monkeypatch) -> None:
     """Stopped right after checkpoint number `saves`, then resumed."""
     monkeypatch.setattr(loop, "FIRST_CHUNK", 7)
