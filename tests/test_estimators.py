@@ -29,7 +29,9 @@ QUICK = al.MAP(num_steps=200)
 
 
 @pytest.mark.parametrize(
-    "estimator", [BayesianLinearRegressor(), BayesianRegressor(QUICK), BayesianClassifier(QUICK)], ids=lambda e: type(e).__name__
+    "estimator",
+    [BayesianLinearRegressor(), pytest.param(BayesianRegressor(QUICK), marks=pytest.mark.long), BayesianClassifier(QUICK)],
+    ids=lambda e: type(e).__name__,
 )
 def test_scikit_learns_own_checks(estimator):
     with warnings.catch_warnings():

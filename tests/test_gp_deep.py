@@ -72,6 +72,7 @@ def test_two_layers_are_a_nested_integral() -> None:
     assert [layer.shape for layer in layers] == [(5, 3, 1), (5, 3, 1)]
 
 
+@pytest.mark.long
 def test_two_layers_do_better_on_a_step() -> None:
     """A stationary process cannot be flat and jump; a process of a process can."""
     shallow = al.fit(0, gp.SparseGP(gp.RBF(), 12), (X, Y), gp.Evidence(num_restarts=1))

@@ -89,6 +89,7 @@ def two_modes(p: Any) -> Any:
     return jnp.sum(jnp.logaddexp(one(-1.5), one(1.5)) - np.log(2.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("density", "size", "margin"), [(funnel, 3, 0.2), (two_modes, 2, 0.3)])
 def test_refined_beats_unrefined(density: Any, size: int, margin: float) -> None:
     target = al.target_from_log_density(density, jnp.full(size, 0.1))
