@@ -459,6 +459,11 @@ def test_variance_reduction_is_what_labelling_does():
         after = fit.update((candidates[row : row + 1], np.array([0.7]))).predict(1, candidates).epistemic
         assert np.mean(before - after) == pytest.approx(promised, rel=1e-6)
     assert al.active.choose(3, fit, candidates, 1).rows[0] == np.argmax(before)
+    for name in ("variance_reduction", "epig"):
+        assert al.active.choose(3, fit, candidates, 1, name, num_samples=4000).rows[0] == np.argmax(exact)
+    c = covariance[:, 0, :, 0]
+    information = np.mean(-0.5 * np.log1p(-(c**2) / np.outer(np.diag(c) + 0.09, np.diag(c) + 0.09)), axis=1)
+    np.testing.assert_allclose(acquisition.epig(draws, draws, 0.09, 0.09), information, rtol=0.06)
     assert np.argmax(exact) == np.argmax(before)
     assert mean.shape == (4, 1)
 

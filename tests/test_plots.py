@@ -259,7 +259,7 @@ def test_strangeness_and_roc_state_the_area():
 def test_learning_curves_fields_and_decisions():
     runs = [
         active.History(
-            np.arange(4), np.zeros(4), tuple(active.Round(n, {"accuracy": (a, 0.1)}, 0.0) for n, a in enumerate(values)), None, ""
+            np.arange(4), np.zeros(4), tuple(active.Round(n, {"accuracy": (a, 0.1, True)}, 0.0) for n, a in enumerate(values)), None, ""
         )
         for values in ((0.5, 0.9), (0.7, 0.9))
     ]

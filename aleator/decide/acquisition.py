@@ -56,17 +56,19 @@ def mean_std(draws: Any) -> np.ndarray:
     return probabilities(draws, 3).std(axis=0).mean(axis=-1)
 
 
-def epig(draws: Any, targets: Any) -> np.ndarray:
+def epig(draws: Any, targets: Any, noise: Any = 0.0, target_noise: Any = 0.0) -> np.ndarray:
     """Expected predictive information gain: the mean over target rows of I[y; y*], (rows,): what a label tells about the predictions that matter.
 
-    Classes: p(y, y*) is the mean over draws of the product. Numbers (S, rows): −½ log(1 − ρ²) of the draws' means plus nothing else; pass
-    draws of y itself where noise matters.
+    Classes: p(y, y*) is the mean over draws of the product. Numbers, draws of f (S, rows) and (S, t): −½ log(1 − ρ²) with ρ the correlation of labels, whose
+    variances are those of f plus `noise` and `target_noise` (a number, or one a row); exact for Gaussian f up to the draws.
     """
     pool, wanted = np.asarray(draws, float), np.asarray(targets, float)
     if pool.ndim == 2:
-        pool, wanted = _standard(pool), _standard(wanted)
-        rho = np.clip(pool.T @ wanted / len(pool), -1 + 1e-12, 1 - 1e-12)
-        return np.mean(-0.5 * np.log1p(-(rho**2)), axis=1)
+        pool, wanted = _centred(pool), _centred(wanted)
+        spread = np.mean(pool**2, axis=0) + np.asarray(noise, float)
+        target_spread = np.mean(wanted**2, axis=0) + np.asarray(target_noise, float)
+        square = (pool.T @ wanted / len(pool)) ** 2 / np.maximum(spread[:, None] * target_spread, 1e-300)
+        return np.mean(-0.5 * np.log1p(-np.minimum(square, 1 - 1e-12)), axis=1)
     pool, wanted = probabilities(pool, 3), probabilities(wanted, 3)
     num, rows, classes = pool.shape
     other, apart = wanted.reshape(num, -1), discrete_entropy(wanted.mean(axis=0)).mean()
@@ -120,7 +122,7 @@ def batch_bald(key: KeyLike, draws: Any, num: int, excluded: Any = ()) -> Batch:
     size, rows, _ = probs.shape
     generator = np.random.Generator(np.random.Philox(seed_of(as_key(key))))
     allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
-    _check_batch(num, len(allowed))
+    check_batch(num, len(allowed))
     known = discrete_entropy(probs)  # H[y | θ_s], (S, rows)
     bound = np.full(rows, -np.inf)
     bound[allowed] = (discrete_entropy(probs.mean(axis=0)) - known.mean(axis=0))[allowed]
@@ -193,7 +195,7 @@ def diverse(key: KeyLike, probs: Any, embedding: Any, num: int, excluded: Any = 
     p, features = probabilities(probs), np.asarray(embedding, float)
     generator = np.random.Generator(np.random.Philox(seed_of(as_key(key))))
     allowed = np.setdiff1d(np.arange(len(p)), np.asarray(excluded, np.int64))
-    _check_batch(num, len(allowed))
+    check_batch(num, len(allowed))
     error = p - np.eye(p.shape[1])[np.argmax(p, axis=1)]
     norms = np.sum(error**2, axis=1) * np.sum(features**2, axis=1)
     nearest = np.where(np.isin(np.arange(len(p)), allowed), norms, 0.0)
@@ -223,7 +225,7 @@ def top(key: KeyLike, scores: Any, num: int, excluded: Any = ()) -> Batch:
             )
         )
     allowed = np.setdiff1d(np.arange(len(values)), np.asarray(excluded, np.int64))
-    _check_batch(num, len(allowed))
+    check_batch(num, len(allowed))
     tie = np.asarray(jax.random.permutation(as_key(key), len(values)))
     order = allowed[np.lexsort((tie[allowed], -values[allowed]))][:num]
     return Batch(order, values[order])
@@ -233,7 +235,7 @@ def _weighted(generator: np.random.Generator, rows: np.ndarray, mass: np.ndarray
     return int(generator.choice(rows, p=mass / mass.sum()) if mass.sum() > 0 else generator.choice(rows))
 
 
-def _check_batch(num: int, left: int) -> None:
+def check_batch(num: int, left: int) -> None:
     if not 1 <= num <= left:
         raise MethodError(
             message("The batch does not fit the pool.", f"{num} rows asked for", f"1 to {left} unlabelled rows", "ask for fewer")
@@ -247,11 +249,6 @@ def _centred(draws: Any) -> np.ndarray:
             message("These are no draws of f.", f"shape {values.shape}", "finite (draws ≥ 2, rows)", "pass fit.functions(key, x)")
         )
     return values - values.mean(axis=0)
-
-
-def _standard(draws: np.ndarray) -> np.ndarray:
-    values = _centred(draws)
-    return values / np.maximum(values.std(axis=0), 1e-300)
 
 
 SINGLE: dict[str, Callable[[Any], np.ndarray]] = {f.__name__: f for f in (bald, entropy, variation_ratio, mean_std)}

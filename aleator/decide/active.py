@@ -50,10 +50,10 @@ NUMBERS = ("variance", "variance_reduction", "epig", "random")
 
 
 class Round(NamedTuple):
-    """One round: how many labels the fit had, its held-out scores by name (value, standard error), seconds."""
+    """One round: how many labels the fit had, its held-out scores by name (value, standard error, higher is better), seconds."""
 
     num_labels: int
-    scores: dict[str, tuple[float, float]]
+    scores: dict[str, tuple[float, float, bool]]
     seconds: float
 
 
@@ -82,8 +82,7 @@ class History:
     def labels_to(self, name: str, level: float) -> int | None:
         """Labels at the first round whose score reaches `level`; None where none does."""
         numbers, values, _ = self.curve(name)
-        higher = criteria.CRITERIA[name].__name__ not in ("rmse", "mae", "brier", "crps", "interval_score")
-        reached = values >= level if higher else values <= level
+        reached = values >= level if self.rounds[0].scores[name][2] else values <= level
         return int(numbers[np.argmax(reached)]) if reached.any() else None
 
 
@@ -104,10 +103,7 @@ def choose(
     x = check_arrays(pool, "pool")
     rows = _tree.rows(x)
     allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
-    if not 1 <= num <= len(allowed):
-        raise MethodError(
-            message("The batch does not fit the pool.", f"{num} rows asked for", f"1 to {len(allowed)} unlabelled rows", "ask for fewer")
-        )
+    _acquisition.check_batch(num, len(allowed))
     key_pool, key_draws, key_pick, key_kind = split(as_key(key), 4)
     if len(allowed) > POOL:
         allowed = np.sort(np.asarray(jax.random.choice(key_pool, allowed, (POOL,), replace=False)))
@@ -146,19 +142,26 @@ def _pick(name: str, key_draws: Key, key_pick: Key, fitted: Fit, x: Tree, num: i
         key_features, key_seed = split(key_pick, 2)
         mean = np.mean(draws, axis=0)
         return diverse(key_seed, mean, features(key_features, fitted, x)[0], num)
-    key_top, key_targets = split(key_pick, 2)
+    key_top, key_targets, key_noise = split(key_pick, 3)
     if name in _acquisition.SINGLE:
         return top(key_top, _acquisition.SINGLE[name](draws), num)
     targets = np.asarray(jax.random.choice(key_targets, rows, (min(TARGETS, rows),), replace=False))
-    if name == "epig":
+    if kind in ("label", "binary"):
         return top(key_top, epig(draws, draws[:, targets]), num)
-    if draws.ndim == 3:  # several target columns: their gains add up
-        draws = np.moveaxis(draws, -1, 0)
-    each = [draws] if draws.ndim == 2 else list(draws)
+    each = [draws] if draws.ndim == 2 else list(np.moveaxis(draws, -1, 0))  # several target columns: their gains add up
     if name == "variance":
         return top(key_top, np.sum([np.var(one, axis=0) for one in each], axis=0), num)
-    noise = np.asarray(fitted.predict(key_draws, x, num_samples).aleatoric, float).reshape(rows, -1)
-    return top(key_top, np.sum([variance_reduction(one, noise[:, j], one[:, targets]) for j, one in enumerate(each)], axis=0), num)
+    noise = np.asarray(fitted.predict(key_noise, x, num_samples).aleatoric, float).reshape(rows, -1).T
+    return top(
+        key_top, np.sum([_gain(name)(one, own, one[:, targets], own[targets]) for one, own in zip(each, noise, strict=True)], axis=0), num
+    )
+
+
+def _gain(name: str) -> Callable:
+    """(draws, noise, target draws, noise at targets) → (rows,)."""
+    if name == "epig":
+        return lambda draws, noise, wanted, target_noise: epig(draws, wanted, noise, target_noise)
+    return lambda draws, noise, wanted, _: variance_reduction(draws, noise, wanted)
 
 
 def loop(
@@ -335,12 +338,13 @@ def _value(text: str) -> Any:
     return text.strip()
 
 
-def _scored(key: Key, fitted: Fit, test: Any, names: Sequence[str] | None, num_samples: int) -> dict[str, tuple[float, float]]:
+def _scored(key: Key, fitted: Fit, test: Any, names: Sequence[str] | None, num_samples: int) -> dict[str, tuple[float, float, bool]]:
     x, y = (test.x, test.y) if isinstance(test, Data) else (test[0], test[1])
     predictive = fitted.predict(key, x, num_samples)
     if names is None:
         names = ("accuracy", "log_score") if predictive.support in ("label", "binary") else ("rmse", "log_score")
-    return {name: (score.value, score.stderr) for name, score in ((name, criteria.CRITERIA[name](predictive, y)) for name in names)}
+    found = {name: criteria.CRITERIA[name](predictive, y) for name in names}
+    return {name: (score.value, score.stderr, score.higher_is_better) for name, score in found.items()}
 
 
 def _identity(key: Key, model: Any, method: Any, x: Tree, acquisition: Any, batch: int, first: np.ndarray) -> str:

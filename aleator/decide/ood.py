@@ -283,11 +283,7 @@ def _fit_knn(rows: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
 
 
 def _knn(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    place = min(NUM_NEIGHBOURS, len(state)) - 1
-    blocks = np.array_split(_directions(rows), max(1, len(rows) * len(state) // 2**24))
-    # |a − b|² = 2 − 2 a·b on the sphere: the k-th largest product is the k-th neighbour.
-    near = [-np.partition(-(block @ state.T), place, axis=1)[:, place] for block in blocks]
-    return np.sqrt(np.maximum(2 - 2 * np.concatenate(near), 0.0))
+    return neighbour_distance(state, _directions(rows), NUM_NEIGHBOURS)
 
 
 def neighbour_distance(known: np.ndarray, rows: np.ndarray, place: int) -> np.ndarray:
