@@ -24,7 +24,7 @@ from aleator._errors import ModelError, message
 from aleator._random import as_key
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import check_arrays
-from aleator.gp.kernels import Kernel, Number, Table, _check_columns, _check_numbers
+from aleator.gp._kernel import Kernel, Number, Table, check_columns, check_numbers
 from aleator.gp.means import Zero
 from aleator.gp.process import GP
 from aleator.hyperpriors import LogNormal
@@ -157,10 +157,10 @@ class Dense(Table):
 
     def __post_init__(self) -> None:
         activation_of(self.activation)
-        _check_columns(self)
+        check_columns(self)
         if self.bias != 0:
-            _check_numbers(self, "bias")
-        _check_numbers(self, "weight")
+            check_numbers(self, "bias")
+        check_numbers(self, "weight")
         for name in ("weight", "bias"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.depth + 1:
@@ -261,7 +261,7 @@ class ConvNNGP(Kernel):
 
     def __post_init__(self) -> None:
         activation_of(self.activation)
-        _check_numbers(self, "weight", *(("bias",) if self.bias != 0 else ()))
+        check_numbers(self, "weight", *(("bias",) if self.bias != 0 else ()))
         if self.window < 1 or self.window % 2 == 0:
             raise ModelError(message("The window must be odd.", self.window, "1, 3, 5, …", "pass window=3"))
 
