@@ -21,7 +21,7 @@ def step(key: Key, state: svgd.State, joint: svgd.Joint, optimizer: Any, bandwid
     data, scores = joint.gradients(state.params)
     points = joint.features(state.params)
     square = svgd.distances(points)
-    width = svgd.median_bandwidth(square) if bandwidth == "median" else jnp.asarray(bandwidth**2, square.dtype)
+    width = svgd.squared_width(square, bandwidth)
     moved = scores + joint.pull(state.params, svgd.repulsion(points, width))
     updates, optimizer_state = optimizer.update(-moved, state.optimizer, state.params)
     info = svgd.Info(jnp.mean(data), jnp.sqrt(width), jnp.sqrt(jnp.mean(square)))

@@ -41,15 +41,29 @@ def kinetic(velocity: Tree, size: Tree) -> Array:
     return _tree.sum_leaves(jax.tree.map(lambda v, h: v**2 / jnp.maximum(0.5 * h, 1e-30), velocity, size)) / _tree.size(velocity)
 
 
-def check_friction(method: Any) -> None:
-    if not (isinstance(method.friction, (int, float)) and not isinstance(method.friction, bool) and 0.0 < method.friction <= 1.0):
-        name = type(method).__name__
-        expected = "the share of momentum lost per step, in (0, 1]"
-        raise MethodError(message(f"{name}.friction cannot be used.", repr(method.friction), expected, "pass e.g. friction=0.1"))
+class Momentum(StochasticMethod):
+    """Base of the samplers with momentum. friction: α in (0, 1], the share of it lost per step."""
+
+    friction: float
+
+    def check(self) -> None:
+        if not (isinstance(self.friction, (int, float)) and not isinstance(self.friction, bool) and 0.0 < self.friction <= 1.0):
+            name = type(self).__name__
+            expected = "the share of momentum lost per step, in (0, 1]"
+            raise MethodError(message(f"{name}.friction cannot be used.", repr(self.friction), expected, "pass e.g. friction=0.1"))
+        super().check()
+
+    @property
+    def bias_factor(self) -> float:  # type: ignore[override]
+        return 2.0 - self.friction
+
+    @property
+    def room(self) -> float:  # type: ignore[override]
+        return self.friction
 
 
 @dataclasses.dataclass(frozen=True)
-class SGHMC(StochasticMethod):
+class SGHMC(Momentum):
     """Stochastic-gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014): v ← (1 − α)v − (h/2)∇̂U + √(αh)·ξ, θ ← θ + v.
 
     friction: α in (0, 1], the share of momentum lost per step; 1 is SGLD with the same step_size. Momentum carries θ some h/α·|∇U|/2 a step,
@@ -91,16 +105,7 @@ class SGHMC(StochasticMethod):
     )
 
     def __post_init__(self) -> None:
-        check_friction(self)
         self.check()
-
-    @property
-    def bias_factor(self) -> float:  # type: ignore[override]
-        return 2.0 - self.friction
-
-    @property
-    def room(self) -> float:  # type: ignore[override]
-        return self.friction
 
     def dynamics(self) -> Dynamics:
         # Noise αh against a loss of 1 − (1 − α)² leaves free momenta with variance h/(2 − α), not h/2.

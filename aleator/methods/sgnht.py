@@ -13,7 +13,7 @@ from aleator import _tree
 from aleator._typing import Array, Key, Tree
 from aleator.methods import sghmc, underdamped
 from aleator.methods._method import Card, check_positive
-from aleator.methods._stochastic import Dynamics, StochasticMethod
+from aleator.methods._stochastic import Dynamics
 
 
 class Momentum(NamedTuple):
@@ -43,7 +43,7 @@ def move(
 
 
 @dataclasses.dataclass(frozen=True)
-class SGNHT(StochasticMethod):
+class SGNHT(sghmc.Momentum):
     """The stochastic-gradient Nosé–Hoover thermostat (Ding et al. 2014), by the splitting of `al.Underdamped`: its friction α follows the
     kinetic temperature T, α ← α + coupling·(T − 1), from the α = friction that the injected noise is made for.
 
@@ -85,17 +85,8 @@ class SGNHT(StochasticMethod):
     )
 
     def __post_init__(self) -> None:
-        sghmc.check_friction(self)
         check_positive(self, "coupling")
         self.check()
-
-    @property
-    def bias_factor(self) -> float:  # type: ignore[override]
-        return 2.0 - self.friction
-
-    @property
-    def room(self) -> float:  # type: ignore[override]
-        return self.friction
 
     def corrects(self) -> bool:
         """By its friction, whatever the batches."""

@@ -99,7 +99,7 @@ def step(key: Key, state: State, joint: Joint, optimizer: Any, bandwidth: Any, s
         log_bandwidth = jnp.clip(log_bandwidth + LEARNING * jnp.sign(slope), middle - REACH, middle + REACH)
         width = jnp.exp(log_bandwidth)
     else:
-        width = median_bandwidth(square) if bandwidth == "median" else jnp.asarray(bandwidth**2, square.dtype)
+        width = squared_width(square, bandwidth)
     if space == "weights":
         moved = direction(points, scores, width)
     else:
@@ -108,6 +108,11 @@ def step(key: Key, state: State, joint: Joint, optimizer: Any, bandwidth: Any, s
     updates, optimizer_state = optimizer.update(-moved, state.optimizer, state.params)
     info = Info(jnp.mean(data), jnp.sqrt(width), jnp.sqrt(jnp.mean(square)))
     return State(optax.apply_updates(state.params, updates), optimizer_state, log_bandwidth), info
+
+
+def squared_width(square: Array, bandwidth: Any) -> Array:
+    """ℓ² of the kernel: from the median of the squared distances, or as given."""
+    return median_bandwidth(square) if bandwidth == "median" else jnp.asarray(bandwidth**2, square.dtype)
 
 
 def repulsion(points: Array, bandwidth: Array) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from aleator._typing import Array, Key, Tree
 from aleator.methods import sghmc
 from aleator.methods._method import Card
-from aleator.methods._stochastic import Dynamics, StochasticMethod, normals
+from aleator.methods._stochastic import Dynamics, normals
 
 
 def move(
@@ -45,7 +45,7 @@ def exact_gain(friction: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Underdamped(StochasticMethod):
+class Underdamped(sghmc.Momentum):
     """Underdamped Langevin dynamics with mini-batch gradients, by the splitting BAOAB: kick, half a drift, momentum partly refreshed, half
     a drift. One gradient a step, as SGHMC, and a far smaller bias: none at all on Gaussians with exact gradients.
 
@@ -86,16 +86,7 @@ class Underdamped(StochasticMethod):
     )
 
     def __post_init__(self) -> None:
-        sghmc.check_friction(self)
         self.check()
-
-    @property
-    def bias_factor(self) -> float:  # type: ignore[override]
-        return 2.0 - self.friction
-
-    @property
-    def room(self) -> float:  # type: ignore[override]
-        return self.friction
 
     def dynamics(self) -> Dynamics:
         return Dynamics(sghmc.init, functools.partial(move, friction=self.friction, gain=exact_gain(self.friction)), sghmc.kinetic)
