@@ -25,7 +25,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, chec
 
 from aleator import _random
 from aleator._errors import HealthWarning, MethodError, message
-from aleator.auto import auto
+from aleator.auto import Auto, auto
 from aleator.cli import _road
 from aleator.data import Data, Standardiser
 from aleator.decide import ood
@@ -58,7 +58,10 @@ class _Estimator(BaseEstimator):
 
     # ------------------------------------------------------------------------------------------------------------------ fitting
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, init: Any = None) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+        self._seen, X = None, _dense(X)
+        before = getattr(self, "fit_", None) if self.warm_start else None
+        init = None if isinstance(before, Auto) else before
         weight = None if sample_weight is None else _weights(sample_weight, X)
         self._scaler = _weighted_standardiser(X, weight)
         x = self._scaler.apply(X).astype(np.float32)
@@ -71,6 +74,7 @@ class _Estimator(BaseEstimator):
         for one in caught:
             category = ConvergenceWarning if issubclass(one.category, HealthWarning) else one.category
             warnings.warn(str(one.message), category, stacklevel=3)
+        self._remember(X)
         self.n_iter_ = max(1, int(np.sum(getattr(self.fit_, "manifest", {}).get("steps", 1))))
 
     def _infer(self, key: Any, data: Data, init: Any) -> Any:
@@ -86,8 +90,7 @@ class _Estimator(BaseEstimator):
         return _road.method(self.method, (), num_rows)
 
     def _inputs(self, X: Any, reset: bool = False) -> np.ndarray:
-        X = validate_data(self, X, reset=reset, accept_sparse=True, dtype=np.float64)
-        return X.toarray() if hasattr(X, "toarray") else X
+        return _dense(validate_data(self, X, reset=reset, accept_sparse=True, dtype=np.float64))
 
     # -------------------------------------------------------------------------------------------------------------- predictions
 
@@ -149,11 +152,7 @@ class BayesianRegressor(RegressorMixin, _Estimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
         """Infer the posterior given the rows of X (numbers; NumPy, pandas or sparse) and y."""
         X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2)
-        X = X.toarray() if hasattr(X, "toarray") else X
-        start = self.fit_ if self.warm_start and hasattr(self, "fit_") and not hasattr(self.fit_, "entries") else None
-        self._seen = None
-        self._fit(X, y, sample_weight, start)
-        self._remember(X)
+        self._fit(X, y, sample_weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianRegressor:
@@ -246,16 +245,12 @@ class BayesianClassifier(ClassifierMixin, _Estimator):
         X, y = validate_data(self, X, y, accept_sparse=True, dtype=np.float64, multi_output=True)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        X = X.toarray() if hasattr(X, "toarray") else X
-        start = self.fit_ if self.warm_start and hasattr(self, "fit_") and not hasattr(self.fit_, "entries") else None
         self.classes_ = np.unique(y)
-        self._seen = None
         if len(self.classes_) < 2:
             raise ValueError(
                 f"Classifier can't train when only one class is present. Got: {self.classes_[0]!r} in every row. Do this: pass rows of two classes."
             )
-        self._fit(X, y, sample_weight, start)
-        self._remember(X)
+        self._fit(X, y, sample_weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> BayesianClassifier:
@@ -301,7 +296,7 @@ class BayesianClassifier(ClassifierMixin, _Estimator):
 def _partial_fit(estimator: Any, X: Any, y: Any, sample_weight: Any) -> Any:
     before = getattr(estimator, "_seen", None)
     rows, values = validate_data(estimator, X, y, reset=before is None, accept_sparse=True, dtype=np.float64, multi_output=True)
-    rows = rows.toarray() if hasattr(rows, "toarray") else rows
+    rows = _dense(rows)
     weight = np.ones(len(rows)) if sample_weight is None else _weights(sample_weight, rows)
     seen = (rows, np.asarray(values), weight)
     if before is not None:
@@ -331,6 +326,10 @@ def _network_model(network: Any, in_size: int, likelihood: Any, columns: int, pr
     else:
         made = as_network(network)
     return BNN(made, likelihood, Normal(prior_scale, scaling="fan_in"))
+
+
+def _dense(X: Any) -> np.ndarray:
+    return X.toarray() if hasattr(X, "toarray") else X
 
 
 def _weighted_standardiser(values: np.ndarray, weight: np.ndarray | None) -> Standardiser:
