@@ -12,6 +12,8 @@ WORKERS ?= 2
 # Compiled XLA programs are kept between test runs; delete .cache (make clean) to start cold.
 CACHED := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
 PYTEST := $(CACHED) $(BIN)/pytest -n $(WORKERS)
+# Nearly all of the tests' time is compilation; OPTIMISED=1 compiles as programs of users are (docs/decisions/0022).
+QUICK = $(if $(OPTIMISED),,XLA_FLAGS="$$($(1)/python tools/quick_xla.py) $$XLA_FLAGS")
 CODE := aleator tests docs tools .ci $(wildcard benchmarks)
 
 .PHONY: help demo test test-long test-oldest coverage lint format docs bench env clean
@@ -34,16 +36,16 @@ demo: $(BASE) ## fit bundled data with three methods, print a table, draw a pict
 	@$(BIN)/aleator demo $(ARGS)
 
 test: $(DEV) ## tests and doctests, with coverage of at least 90 %
-	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90 $(ARGS)
+	@$(call QUICK,$(BIN)) $(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90 $(ARGS)
 
 test-long: $(DEV) ## the full product of the conformance suite, and the statistical tests
 	@$(PYTEST) -m long $(ARGS)
 
 test-oldest: $(OLDEST) ## the suite on the oldest versions that pyproject.toml allows
-	@JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax-oldest" .venv-oldest/bin/pytest -n $(WORKERS) $(ARGS)
+	@$(call QUICK,.venv-oldest/bin) JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax-oldest" .venv-oldest/bin/pytest -n $(WORKERS) $(ARGS)
 
 coverage: $(DEV) ## which lines are not tested: htmlcov/index.html
-	@$(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=html $(ARGS)
+	@$(call QUICK,$(BIN)) $(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-report=html $(ARGS)
 
 lint: $(DEV) ## ruff (rules and format) and mypy
 	@$(BIN)/ruff check $(CODE)
