@@ -185,8 +185,9 @@ def test_chunked_prediction_equals_unchunked(method: str, model: str, monkeypatc
 
 @METHOD
 def test_keys_are_used_once(method: str, model: str) -> None:
-    with jax.debug_key_reuse(True):
-        fitted(method, model, key=11).predict(12, cases.regression()[0])
+    """The checker is on in every test (conftest.py). Switched on by its context manager it would compile all programs once more."""
+    assert jax.config.jax_debug_key_reuse
+    fitted(method, model, key=11).predict(12, cases.regression()[0])
 
 
 @pytest.mark.parametrize(("method", "model"), [("exact", "linear"), ("map", "linear"), ("map", "network")])
