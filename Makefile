@@ -11,7 +11,8 @@ WORKERS ?= 2
 
 # Compiled XLA programs are kept between test runs; delete .cache (make clean) to start cold.
 CACHED := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
-PYTEST := $(CACHED) $(BIN)/pytest -n $(WORKERS)
+# A file stays on one worker: its tests share compiled programs and fixtures.
+PYTEST := $(CACHED) $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # Nearly all of the tests' time is compilation; OPTIMISED=1 compiles as programs of users are (docs/decisions/0022).
 QUICK = $(if $(OPTIMISED),,XLA_FLAGS="$$($(1)/python tools/quick_xla.py) $$XLA_FLAGS")
 CODE := aleator tests docs tools .ci $(wildcard benchmarks)
