@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aleator._errors import AleatorError, message
+from aleator._quick import quick
 from aleator._typing import Key, KeyLike
 
 
@@ -41,7 +43,14 @@ def noise_key(key: Key) -> Key:
     return jax.random.key(jax.random.bits(key, dtype=jnp.uint32), impl="philox2x32")
 
 
-@functools.partial(jax.jit, static_argnums=1)
+def fold(key: Key, number: Any) -> Key:
+    """`fold_in(key, number)` for the step number ≥ 0 of a compiled loop, bit for bit. The key is made to depend on the number, by a zero that
+    XLA does not see through: it would otherwise take the generator's ten round keys out of the loop, each a kernel to compile."""
+    zero = (jnp.asarray(number, jnp.int32) >> 31).astype(jnp.uint32)
+    return jax.random.fold_in(jax.random.wrap_key_data(jax.random.key_data(key) ^ zero, impl=jax.random.key_impl(key)), number)
+
+
+@functools.partial(quick, static_argnums=1)
 def split(key: Key, num: int) -> tuple[Key, ...]:
     """`num` keys as a tuple, in one compiled call (unpacking an array of keys compiles once more per key)."""
     return tuple(jax.random.split(key, num))

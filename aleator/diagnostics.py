@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
-from aleator._chunks import per_member
+from aleator._chunks import compiled_position
 from aleator._errors import message
 from aleator._typing import Key, Tree
 from aleator.data import Data
@@ -19,7 +19,7 @@ STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the st
 
 def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool, dict[str, Any]]:
     """A sentence on how the run went, with the next thing to do; whether it is healthy; and the numbers behind it, if there are any."""
-    bad = _tree.first_nonfinite(per_member(algorithm.position, algorithm.members is not None)(result.state))
+    bad = _tree.first_nonfinite(compiled_position(algorithm, algorithm.members is not None)(result.state))
     if bad is not None:
         return f"Parameter {bad} is not finite: lower the learning rate or standardise the data.", False, {}
     if algorithm.verdict is None:

@@ -16,6 +16,7 @@ import numpy as np
 from aleator import _tree, diagnostics, loop, store
 from aleator._cache import cached
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, NonFiniteError, message
+from aleator._quick import quick
 from aleator._random import as_key, seeds_of, split
 from aleator._typing import Key, KeyLike, Tree
 from aleator._version import __version__
@@ -441,8 +442,8 @@ def _precision(algorithm: loop.Algorithm) -> Any:
 def _compiled_starts(target: Any, members: int | None) -> Any:
     """All starting values in one compiled call; eager initialisation compiles a little function per layer."""
     if members is None:
-        return jax.jit(target.start)
-    return jax.jit(lambda key: jax.vmap(target.init)(jax.random.split(key, members)))
+        return quick(target.start)
+    return quick(lambda key: jax.vmap(target.init)(jax.random.split(key, members)))
 
 
 def _manifest(

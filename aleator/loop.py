@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _files, _tree
-from aleator._chunks import compiled, compiled_check, compiled_init, per_member
+from aleator._chunks import compiled, compiled_check, compiled_init, compiled_position, per_member, share
 from aleator._errors import MethodError, NonFiniteError, StoreError, message
 from aleator._feed import ArrayFeed, NoFeed, StreamFeed
 from aleator._kept import Kept
@@ -44,7 +44,7 @@ class Phase(NamedTuple):
     """step(key, state, batch) → (state, info), num_steps times.
 
     batches: "full" (all rows every step), "random" (mini-batches of batch_size), "once" (each row exactly once, in order; num_steps is
-    worked out), or None (no data). info is a NamedTuple of scalars.
+    worked out), or None (no data). info is a NamedTuple of scalars. brief: it is over so soon that compiling it is most of its time.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Phase(NamedTuple):
     num_steps: int | None
     batches: str | None = "full"
     batch_size: int | None = None
+    brief: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ class Algorithm:
     check(state, held) → state, every check_every steps, on data held out. finish(key, states, kept) → Posterior.
     members: run that many copies, each with its own key, start and rows; states and kept then have a leading axis.
     watch: the info field that must stay finite. verdict(result) → (sentence, healthy), where the general one does not fit.
-    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). preliminary: how many of the first phases only look for a start; they are left out where one is given. blank: these make the start themselves, so that any parameters will do before them. apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info. choose(states, held) → (Posterior, notes for the manifest), in the place of `finish` where there are held-out rows.
+    starts: how many starting points `init` takes, stacked, where that is not one a member (chains that move together). preliminary: how many of the first phases only look for a start; they are left out where one is given. blank: these make the start themselves, so that any parameters will do before them. apart: members differ in work per step, so on CPU each runs by itself, on as many threads as there are cores. driver: how steps run where it is known beforehand: "loop" for steps that are loops themselves, which gain nothing outside another. x64: run in float64 throughout. notes: what the manifest should say of this run (departures from Bayes, treatment of the weights). keep builds its value from the state alone: a resume asks it for the structure without an info. choose(states, held) → (Posterior, notes for the manifest), in the place of `finish` where there are held-out rows.
     """
 
     init: Callable[[Key, Tree], Any]
@@ -81,6 +82,7 @@ class Algorithm:
     apart: bool = False
     watch: str | None = None
     verdict: Callable[[Any], tuple[str, bool]] | None = None
+    driver: str = "auto"
     x64: bool = False
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     choose: Callable[[Any, Batch], tuple[Any, dict[str, Any]]] | None = None
@@ -200,9 +202,8 @@ class _Job:
         self.x64 = algorithm.x64 or jax.config.read("jax_enable_x64")
         with self._precision():
             self.data = data.batch() if isinstance(data, Data) else None
-            state, keys = compiled_init(algorithm)(key_init, key_steps, starts)
-        self.all_keys, self.all_held = keys, held
-        self._deal(state)
+            self.states, self.keys = compiled_init(algorithm, tuple(self.groups))(key_init, key_steps, starts)
+        self.previous, self.all_held, self.held = self.states, held, self._deal(held)
         self.phase, self.step, self.total_steps, self.calls, self.seconds = 0, 0, 0, 0, 0.0
         self.count = FIRST_CHUNK
         self.position = [0, 0]
@@ -210,32 +211,29 @@ class _Job:
         self.kept = Kept(1 if self.stacked else 0, directory)
         self.traces: dict[str, list[np.ndarray]] = {}
         self.stopped = False
-        self.driver = options.driver
+        self.driver = algorithm.driver if options.driver == "auto" else options.driver
 
     def _precision(self) -> Any:
         return jax.enable_x64(self.x64)
 
-    def _pick(self, tree: Any, group: range) -> Any:
-        """A group's share: one member alone is kept without a leading axis, so that it runs exactly as it would by itself."""
-        if not self.stacked:
-            return tree
-        return _tree.take(tree, group[0] if len(group) == 1 else slice(group.start, group.stop))
-
-    def _deal(self, state: Any) -> None:
-        """Give each group its members' states, keys and held-out rows."""
-        self.states = self.previous = [self._pick(state, group) for group in self.groups]
-        keys = jax.random.clone(self.all_keys)  # a resumed run deals the same keys again, on purpose
-        self.keys = [keys[g.start] if len(g) == 1 else keys[g.start : g.stop] for g in self.groups]
-        self.held = [None if self.all_held is None else self._pick(self.all_held, group) for group in self.groups]
+    def _deal(self, tree: Any) -> list[Any]:
+        """Each group's share of a tree with a leading axis of members. By NumPy: eager JAX would compile a program per shape."""
+        if not self.stacked or tree is None:
+            return [tree]  * len(self.groups)
+        host = jax.tree.map(np.asarray, tree)
+        with self._precision():
+            return [jax.tree.map(jnp.asarray, share(host, group)) for group in self.groups]
 
     def _join(self, parts: list[Any]) -> Any:
-        """The inverse of `_pick` over all groups."""
+        """The inverse of `_deal`, on the host."""
         if not self.stacked:
             return parts[0]
-        with self._precision():  # a checkpoint is written from outside the run's own precision
-            one_by_one = zip(parts, self.groups, strict=True)
-            parts = [part if len(group) > 1 else jax.tree.map(lambda leaf: leaf[None], part) for part, group in one_by_one]
-            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        lifted = [part if len(g) > 1 else jax.tree.map(lambda leaf: np.asarray(leaf)[None], part) for part, g in zip(parts, self.groups, strict=True)]
+        return lifted[0] if len(lifted) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *lifted)
+
+    def _alone(self) -> Any:
+        """Shapes of one member's state."""
+        return jax.eval_shape(lambda s: _tree.take(s, 0) if self.stacked and len(self.groups[0]) > 1 else s, self.states[0])
 
     def feed(self) -> Any:
         """The feed of the current phase."""
@@ -277,12 +275,12 @@ class _Job:
         if self.algorithm.check is not None and self.held[0] is not None:
             count = min(count, self.algorithm.check_every - self.step % self.algorithm.check_every)
         feeds = self._feeds(feed, count, capacity)
-        if self.driver == "auto":
+        if self.driver == "auto" and total > 1:  # one step is over sooner than it is timed
             self.driver = self._choose_driver(feed.kind, feeds, count, capacity)
         clock = time.perf_counter()
-        outs = self._call(feed.kind, feeds, count, capacity, self.driver)
+        outs = self._call(feed.kind, feeds, count, capacity, self._driver())
         elapsed = time.perf_counter() - clock
-        count = max(int(np.max(ran)) for *_, ran in outs)  # fewer than asked for where all are done
+        count = max(int(np.max(np.asarray(ran))) for *_, ran in outs)  # fewer than asked for where all are done
         self._check_finite(feed.kind, feeds, capacity, outs, count)
         self.previous, self.states = self.states, [state for state, *_ in outs]
         self._record([_while_running(info, ran) for _, info, _, ran in outs], [kept for _, _, kept, _ in outs], count, total)
@@ -312,7 +310,7 @@ class _Job:
         kept = 0
         if self.algorithm.keep is not None:
             with self._precision():
-                kept = _tree.nbytes(jax.eval_shape(self.algorithm.position, self._pick(self._join(self.states), range(1)))) + 1
+                kept = _tree.nbytes(jax.eval_shape(self.algorithm.position, self._alone())) + 1
         per_step = max(1, feed.bytes_per_step * len(self.members), kept)
         return int(np.clip(FEED_BYTES // per_step, 1, min(MAX_CHUNK, total)))
 
@@ -322,7 +320,8 @@ class _Job:
                 group = self.groups[number]
                 stacked = self.stacked and len(group) > 1
                 keys = self.keys[number]
-                advance = compiled(self.algorithm, self.algorithm.phases[self.phase].step, kind, driver, stacked, self._fed_rows(kind))
+                phase = self.algorithm.phases[self.phase]
+                advance = compiled(self.algorithm, phase.step, kind, driver, stacked, self._fed_rows(kind), phase.brief)
                 # Steps are numbered through all phases: no two of them share their noise.
                 out = advance(self.states[number], keys, self.total_steps, count, self.data, feeds[number](), capacity)
                 return jax.block_until_ready(out)
@@ -332,6 +331,9 @@ class _Job:
         first = [one(0)] if self.calls == 0 and self.step == 0 else []  # compile once, not once per thread
         with ThreadPoolExecutor(self.workers) as pool:
             return first + list(pool.map(one, range(len(first), len(self.groups))))
+
+    def _driver(self) -> str:
+        return "loop" if self.driver == "auto" else self.driver
 
     def _fed_rows(self, kind: str) -> bool:
         return kind in ("random", "once") or (kind == "full" and (self.rows is not None or self.weights is not None))
@@ -363,13 +365,13 @@ class _Job:
         if not bad.size:
             return
         at = int(bad[0])
-        after = self._call(kind, feeds, at + 1, capacity, self.driver)
+        after = self._call(kind, feeds, at + 1, capacity, self._driver())
         positions = [
-            per_member(self.algorithm.position, self.stacked and len(g) > 1)(out[0]) for out, g in zip(after, self.groups, strict=True)
+            compiled_position(self.algorithm, self.stacked and len(g) > 1)(out[0]) for out, g in zip(after, self.groups, strict=True)
         ]
         path = next((p for position in positions if (p := _tree.first_nonfinite(position))), None)
         if at > 0:
-            self.states = [state for state, *_ in self._call(kind, feeds, at - 1, capacity, self.driver)]
+            self.states = [state for state, *_ in self._call(kind, feeds, at - 1, capacity, self._driver())]
         else:
             self.states = self.previous
         number, at_start = self.total_steps + at, self.total_steps + at == 0
@@ -417,13 +419,14 @@ class _Job:
                     per_member(algorithm.done, self.stacked and len(g) > 1)(state)
                     for state, g in zip(self.states, self.groups, strict=True)
                 ]
-            self.stopped = all(bool(jnp.all(flag)) for flag in done)
+            self.stopped = all(bool(np.all(np.asarray(flag))) for flag in done)
 
     def result(self) -> Result:
         traces = {name: np.concatenate(parts, axis=-1) for name, parts in self.traces.items()}
-        plan = {"driver": self.driver, "groups": [len(group) for group in self.groups]}
+        plan = {"driver": self._driver(), "groups": [len(group) for group in self.groups]}
         with self._precision():
-            return Result(self._join(self.states), self.kept.join(), traces, self.total_steps, self.stopped, plan, self.seconds)
+            state = jax.tree.map(jnp.asarray, self._join(self.states))
+            return Result(state, self.kept.join(), traces, self.total_steps, self.stopped, plan, self.seconds)
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
@@ -460,9 +463,13 @@ class _Job:
             )
         with self._precision():
             part = {name: array for name, array in arrays.items() if name.startswith("state/")}
-            state = jax.tree.map(jnp.asarray, _files.unflatten(self._join(self.states), part, "state/"))
-            self.groups = [range(*bounds) for bounds in meta.pop("groups")]  # as they were, whatever machine this is
-            self._deal(state)
+            state = _files.unflatten(self._join(self.states), part, "state/")
+            groups = [range(*bounds) for bounds in meta.pop("groups")]
+            if groups != self.groups:  # as they were, whatever machine this is
+                keys = jnp.concatenate([jnp.atleast_1d(jax.random.clone(key)) for key in self.keys])
+                self.groups, self.keys = groups, [share(keys, group) for group in groups]
+                self.held = self._deal(self.all_held)
+            self.states = self.previous = self._deal(state) if self.stacked else [jax.tree.map(jnp.asarray, state)]
         count = meta.pop("kept", 0)
         for name, value in meta.items():
             setattr(self, name, value)
@@ -470,9 +477,8 @@ class _Job:
         self.kept.load(count, self._kept_structure() if count else None)
 
     def _kept_structure(self) -> Any:
-        state = self.states[0] if not (self.stacked and len(self.groups[0]) > 1) else _tree.take(self.states[0], 0)
         with self._precision():
-            return jax.tree.structure(jax.eval_shape(lambda s: self.algorithm.keep(s, None)[0], state))
+            return jax.tree.structure(jax.eval_shape(lambda s: self.algorithm.keep(s, None)[0], self._alone()))
 
 
 def _groups(members: range, parallel: str, size: int) -> list[range]:

@@ -20,6 +20,7 @@ from aleator import _tree, curvature
 from aleator._cache import cached
 from aleator._errors import ModelError, message
 from aleator._outputs import Outputs
+from aleator._quick import quick
 from aleator._random import noise_key
 from aleator._typing import Array, Key, Tree
 from aleator.linalg import Blocks, DensePrecision, Root
@@ -75,7 +76,7 @@ class Point(Posterior):
     log_evidence: Score | None = None
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
-        return _draw_outputs(model, jax.tree.map(lambda leaf: leaf[None], self.params), x, None)
+        return _draw_outputs(model, _lifted(self.params), x, None)
 
     def sample(self, key: Key, num_samples: int) -> Tree:
         repeat = lambda leaf: (np if isinstance(leaf, np.ndarray) else jnp).repeat(leaf[None], num_samples, axis=0)
@@ -488,6 +489,9 @@ class Mixture(Posterior):
             [c.sample(k, num_samples) for c, k in zip(self.components, jax.random.split(key_draw, len(self.components)), strict=True)]
         )
         return jax.tree.map(lambda leaf: leaf[which, np.arange(num_samples)], draws)
+
+
+_lifted = quick(lambda params: jax.tree.map(lambda leaf: leaf[None], params))
 
 
 def _draw_outputs(model: Any, params: Tree, x: Tree, weights: Array | None) -> Outputs:

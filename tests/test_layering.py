@@ -15,7 +15,7 @@ PACKAGE = Path(aleator.__file__).parent
 
 # A module may import (at its top) from its own floor or a lower one.
 FLOORS = [
-    {"_typing", "_errors", "_version", "_cache"},
+    {"_typing", "_errors", "_version", "_cache", "_quick"},
     {"_tree", "_random"},
     {"_files", "_progress", "hyperpriors", "data", "_equations"},
     {"linalg", "sites", "_feed", "_kept", "_marginal"},

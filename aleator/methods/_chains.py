@@ -112,6 +112,7 @@ class ChainMethod(Method):
     thin: int
     storage: str
     precision: str
+    driver: ClassVar[str] = "loop"  # a transition is a loop itself: nothing is gained outside another
     uneven: ClassVar[bool] = True  # chains do different amounts of work per step: on CPU they run side by side, not stacked
     minimum_warmup: ClassVar[int] = 0
 
@@ -137,7 +138,7 @@ class ChainMethod(Method):
 
     def phases(self, step: Callable, batches: str | None, start: Callable | None = None) -> tuple[Phase, ...]:
         """One step for warm-up and sampling: the state knows where the first ends, and the second costs no second compilation."""
-        before = [] if start is None else [Phase("start", start, 1, batches)]
+        before = [] if start is None else [Phase("start", start, 1, batches, brief=True)]
         warm = [Phase("warm-up", step, self.num_warmup, batches)] if self.num_warmup else []
         return (*before, *warm, Phase("sampling", step, self.num_samples * self.thin, batches))
 
@@ -191,6 +192,7 @@ class Sampler(ChainMethod):
             keep=lambda state, info: self.kept(state.position, state.functions, state.stats, state.number),
             members=self.num_chains,
             apart=self.uneven,
+            driver=self.driver,
             watch="log_density",
             verdict=lambda result: convergence.verdict(result, self, layout.names, target.model is not None),
             x64=x64,

@@ -135,23 +135,26 @@ def metropolis(key: Key, state: State, end: Any, change: Array) -> tuple[State, 
     return moved, jnp.exp(jnp.minimum(change, 0.0)), taken
 
 
-def first_step(key: Key, density: Density, metric: Metric, position: Array, guess: float = 0.1) -> Array:
-    """A step size at which one leapfrog step changes the acceptance across ½: doubled or halved from the guess."""
-    log_density, gradient = density.value_and_grad(position)
+def first_step(
+    key: Key, density: Density, metric: Metric, position: Array, log_density: Array, gradient: Array, guess: float = 0.1
+) -> Array:
+    """A step size at which one leapfrog step changes the acceptance across 0.8: doubled or halved from the guess."""
     momentum = draw_momentum(key, metric)
     start = Phase(position, momentum, log_density, gradient)
     energy = kinetic(metric, momentum) - log_density
 
-    def good(step: Array) -> Array:
+    def body(carry: tuple) -> tuple:
+        step, up, _, count = carry
         there = leapfrog(density, metric, step, start)
         change = energy - (kinetic(metric, there.momentum) - there.log_density)
-        return jnp.where(jnp.isfinite(change), change, -jnp.inf) > np.log(0.8)
+        good = jnp.where(jnp.isfinite(change), change, -jnp.inf) > np.log(0.8)
+        up = jnp.where(count == 0, good, up)  # the first look gives the direction
+        found = good != up
+        return jnp.where(found, step, step * jnp.where(up, 2.0, 0.5).astype(step.dtype)), up, found, count + 1
 
-    step = jnp.asarray(guess, position.dtype)
-    direction = jnp.where(good(step), 1.0, -1.0).astype(position.dtype)
-    going = lambda carry: (good(carry[0]) == (direction > 0)) & (carry[1] < 60)
-    grow = lambda carry: (carry[0] * 2.0**direction, carry[1] + 1)
-    return jax.lax.while_loop(going, grow, (step, jnp.zeros((), jnp.int32)))[0]
+    no, none = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
+    # One gradient in the program, not one a place that asks: a network's is most of what compiles.
+    return jax.lax.while_loop(lambda carry: ~carry[2] & (carry[3] < 60), body, (jnp.asarray(guess, position.dtype), no, no, none))[0]
 
 
 def averaging(step: Array) -> Averaging:
@@ -310,7 +313,7 @@ def begin(key: Key, position: Array, density: Density, settings: Settings) -> St
     metric = new_metric(settings.metric, position, min(RANK, len(position)))
     log_density, gradient = density.value_and_grad(position)
     if settings.step_size is None:
-        step = first_step(key, density, metric, position)
+        step = first_step(key, density, metric, position, log_density, gradient)
     else:
         step = jnp.asarray(settings.step_size, position.dtype)
     return State(

@@ -11,6 +11,7 @@ import numpy as np
 
 from aleator import _tree
 from aleator._errors import MethodError, StoreError, message, nearest
+from aleator._quick import quick
 from aleator._typing import Array, Tree
 
 FLAT_SIZE = 100_000  # up to this many parameters one flat vector is faster: few fused updates instead of several per leaf
@@ -34,7 +35,7 @@ def packing(template: Tree) -> Packing:
         parts = [flat[a:b].reshape(leaf.shape) for a, b, leaf in zip(bounds[:-1], bounds[1:], leaves, strict=True)]
         return jax.tree.unflatten(structure, parts)
 
-    return Packing(_tree.flat, unpack)
+    return Packing(_tree.flat, quick(unpack))
 
 
 def schedule(method: Any) -> float | Callable:

@@ -12,6 +12,7 @@ import numpy as np
 
 from aleator import _tree, sites
 from aleator._errors import MethodError, message
+from aleator._quick import quick
 from aleator._typing import Array, Key, Tree
 from aleator.families import Family, MeanField, as_family
 from aleator.likelihoods import Gaussian as GaussianLikelihood
@@ -134,7 +135,7 @@ def _check_differentiable(target: Any, template: Tree) -> None:
         slopes = jax.tree.leaves(jax.grad(projected)(params["network"]))
         return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in slopes]))
 
-    if not np.any(np.asarray(jax.jit(jax.vmap(largest))(jax.random.split(jax.random.key(0), 2))) != 0.0):
+    if not np.any(np.asarray(quick(jax.vmap(largest))(jax.random.split(jax.random.key(0), 2))) != 0.0):
         raise MethodError(
             message(
                 "The network's outputs have no gradient in any weight.",

@@ -188,7 +188,8 @@ class ChEES(chains.ChainMethod):
             if self.step_size is None:
                 keys = jax.random.split(key, state.positions.shape[0])
                 # The smallest of the chains' own: a step that suits the worst of them cannot freeze it.
-                size = jnp.min(jax.vmap(lambda k, q: hamiltonian.first_step(k, density, metric, q))(keys, state.positions))
+                find = lambda k, *at: hamiltonian.first_step(k, density, metric, *at)
+                size = jnp.min(jax.vmap(find)(keys, state.positions, log_densities, gradients))
             length = jnp.log(FIRST * size)
             now = jax.vmap(chains.stats)(log_densities)
             summaries = jax.vmap(_length.summary(density, state.scale))(state.positions)
@@ -238,6 +239,7 @@ class ChEES(chains.ChainMethod):
             finish=finish,
             keep=keep,
             starts=self.num_chains,
+            driver=self.driver,
             watch="log_density",
             verdict=verdict,
             x64=x64,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from aleator._random import fold
 from aleator._typing import Array, Key
 from aleator.methods import _hamiltonian as hamiltonian
 from aleator.methods._chains import Density, Kernel, Layout, Sampler, Stats, stats
@@ -34,8 +35,17 @@ class Leaf(NamedTuple):
     undefined: Array
 
 
+class Chance(NamedTuple):
+    """The random numbers of one doubling. right: its direction. bound: log of a uniform number, for taking its proposal. key: of its leaves."""
+
+    right: Array
+    bound: Array
+    key: Key
+
+
 class Tree(NamedTuple):
-    """The whole trajectory: its two ends, its proposal, its weight and what happened in it; lost: its newest point."""
+    """The whole trajectory: its two ends, its proposal, its weight and what happened in it; lost: its newest point; chance: of the next
+    doubling, drawn beforehand, for XLA copies whatever is computed inside into each of the many places that use it."""
 
     left: hamiltonian.Phase
     right: hamiltonian.Phase
@@ -52,6 +62,13 @@ class Tree(NamedTuple):
     outside: Array
     undefined: Array
     lost: Array
+    chance: Chance
+
+
+def chance(key: Key, depth: Array, dtype: Any) -> Chance:
+    key_way, key_leaves, key_take = jax.random.split(fold(key, depth), 3)
+    right = jax.random.bits(key_way, dtype=jnp.uint32) % 2 == 0
+    return Chance(right, jnp.log(jax.random.uniform(key_take, (), dtype)), key_leaves)
 
 
 def turning(metric: hamiltonian.Metric, first: Array, last: Array, total: Array) -> Array:
@@ -100,7 +117,7 @@ def subtree(
         known = jnp.isfinite(change)
         change = jnp.where(known, change, -jnp.inf)
         log_weight = jnp.logaddexp(leaf.log_weight, change)
-        take = jnp.log(jax.random.uniform(jax.random.fold_in(key, leaf.number), (), change.dtype)) < change - log_weight
+        take = jnp.log(jax.random.uniform(fold(key, leaf.number), (), change.dtype)) < change - log_weight
         pick = lambda new, old: jnp.where(take, new, old)
         total = leaf.total + at.momentum
         n = leaf.number
@@ -160,16 +177,16 @@ def step(key: Key, state: hamiltonian.State, density: Density, max_depth: int) -
         none,
         none,
         state.position,
+        chance(key_tree, none, energy.dtype),
     )
 
     def double(tree: Tree) -> Tree:
-        key_way, key_leaves, key_take = jax.random.split(jax.random.fold_in(key_tree, tree.depth), 3)
-        right = jax.random.bits(key_way, dtype=jnp.uint32) % 2 == 0
+        right = tree.chance.right
         choose = lambda a, b: jax.tree.map(lambda x, y: jnp.where(right, x, y), a, b)
         direction = jnp.where(right, 1.0, -1.0).astype(energy.dtype)
-        leaf = subtree(key_leaves, density, state, choose(tree.right, tree.left), direction, tree.depth, energy, max_depth)
+        leaf = subtree(tree.chance.key, density, state, choose(tree.right, tree.left), direction, tree.depth, energy, max_depth)
         whole = ~(leaf.turning | leaf.diverging)
-        take = whole & (jnp.log(jax.random.uniform(key_take, (), energy.dtype)) < leaf.log_weight - tree.log_weight)
+        take = whole & (tree.chance.bound < leaf.log_weight - tree.log_weight)
         pick = lambda new, old: jnp.where(take, new, old)
         left_end, right_end = choose((tree.left, leaf.at), (leaf.at, tree.right))
         total = tree.total + leaf.total
@@ -190,6 +207,7 @@ def step(key: Key, state: hamiltonian.State, density: Density, max_depth: int) -
             outside=tree.outside + leaf.outside,
             undefined=tree.undefined + leaf.undefined,
             lost=leaf.at.position,
+            chance=chance(key_tree, tree.depth + 1, energy.dtype),
         )
 
     tree = jax.lax.while_loop(lambda tree: tree.going & (tree.depth < max_depth), double, tree)
