@@ -13,7 +13,6 @@ the script is run again. PBP has priors of its own and so another posterior; its
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import time

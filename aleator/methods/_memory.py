@@ -43,7 +43,7 @@ def pinned(params: Tree, memory: tuple[Tree, Taylor], plan: Plan, model: Any) ->
 
 def remembered(params: Tree, basis: Any, memory: tuple[Tree, Taylor], plan: Plan, model: Any) -> Sums:
     """What passes over the old rows would have added up at these parameters, as far as the Taylor term tells."""
-    before, term = memory
+    term = memory[1]
     value, step, pushed, c = _expand(params, memory, plan, model)
     residual = c * (term.residual - 2.0 * step) if isinstance(model.likelihood, Gaussian) else term.residual
     gradient = jnp.zeros(0, value.dtype)
