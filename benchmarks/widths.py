@@ -9,7 +9,7 @@ modes that permuted and reflected units have. The rival holds out a fifth of the
 the best log-likelihood there. A problem is won where the evidence finds the true number of units, or where its choice has a higher
 log-likelihood of 2,000 new rows than the rival's choice; both chosen networks see all 100 rows.
 
-uci: widths 5, 15, 50 on Gal's splits by the same method from one start; the rival is cross-validation. Test log-likelihood in nats a row in the
+uci: widths 5, 15, 50 on Gal's splits by the same method from one start, with one prior factor; the rival is cross-validation. Test log-likelihood in nats a row in the
 data's own units, processor seconds of all fits behind each choice. Finished problems and splits are kept in the JSON file and skipped.
 """
 
@@ -42,9 +42,9 @@ def modes(width: int) -> float:
     return math.lgamma(width + 1) + width * math.log(2.0)
 
 
-def fitted(key: int, width: int, rows: tuple, starts: int, num_steps: int) -> tuple[al.Fit, float]:
+def fitted(key: int, width: int, rows: tuple, starts: int = 1, tune: str = "prior", num_steps: int = 2000) -> tuple[al.Fit, float]:
     """The start with the most evidence, and the log evidence of its width."""
-    method = al.Laplace("full", tune="layer", tune_noise=True, base=al.MAP(num_steps=num_steps, learning_rate=0.02))
+    method = al.Laplace("full", tune=tune, tune_noise=True, base=al.MAP(num_steps=num_steps, learning_rate=0.02))
     fits = [al.fit(100 * key + start, network(rows[0].shape[1], width), rows, method, progress=False) for start in range(starts)]
     best = max(fits, key=lambda fit: fit.log_evidence.value)
     return best, best.log_evidence.value + modes(width)
@@ -71,10 +71,10 @@ def simulate(number: int) -> tuple[int, tuple, tuple]:
 
 def simulated(number: int) -> dict[str, Any]:
     true, rows, new = simulate(number)
-    whole = {width: fitted(number, width, rows, STARTS, 2000) for width in WIDTHS}
+    whole = {width: fitted(number, width, rows, STARTS, "layer") for width in WIDTHS}
     cut = ROWS * 4 // 5
     part, held = (rows[0][:cut], rows[1][:cut]), (rows[0][cut:], rows[1][cut:])
-    validation = {width: score(fitted(number, width, part, STARTS, 2000)[0], held) for width in WIDTHS}
+    validation = {width: score(fitted(number, width, part, STARTS, "layer")[0], held) for width in WIDTHS}
     by_evidence = max(WIDTHS, key=lambda width: whole[width][1])
     by_validation = max(WIDTHS, key=lambda width: validation[width])
     scores = [score(whole[width][0], new) for width in (by_evidence, by_validation)]
@@ -96,7 +96,7 @@ def uci(name: str, data: Path, number: int, folds: int) -> dict[str, Any]:
     x, y = scale_x.apply(held["X"]).astype(np.float32), scale_y.apply(held["y"]).astype(np.float32)
     rows, new = (x[train], y[train]), (x[test], y[test])
     clock = time.process_time()
-    whole = {width: fitted(number, width, rows, 1, 2000) for width in UCI_WIDTHS}
+    whole = {width: fitted(number, width, rows) for width in UCI_WIDTHS}
     cost = time.process_time() - clock
     # Folds of one size, so that they share compiled steps.
     order = np.random.default_rng(number).permutation(len(train))
@@ -108,7 +108,7 @@ def uci(name: str, data: Path, number: int, folds: int) -> dict[str, Any]:
         for fold in range(folds):
             out = order[fold * each : (fold + 1) * each]
             keep = np.setdiff1d(order, out)
-            scores.append(score(fitted(number, width, (rows[0][keep], rows[1][keep]), 1, 2000)[0], (rows[0][out], rows[1][out])))
+            scores.append(score(fitted(number, width, (rows[0][keep], rows[1][keep]))[0], (rows[0][out], rows[1][out])))
         across[width] = float(np.mean(scores))
     chosen = [max(UCI_WIDTHS, key=lambda width: table[width]) for table in ({w: v for w, (_, v) in whole.items()}, across)]
     units = math.log(float(np.ravel(scale_y.scale)[0]))
@@ -134,7 +134,9 @@ def summary(results: dict[str, dict]) -> str:
         gain = np.array([r["log_likelihood"] - r["log_likelihood_cross_validation"] for r in own])
         error = gain.std(ddof=1) / math.sqrt(len(own)) if len(own) > 1 else float("nan")
         cost = sum(r["seconds_cross_validation"] for r in own) / sum(r["seconds"] for r in own)
-        lines.append(f"{name}: evidence less cross-validation {gain.mean():+.3f} ± {error:.3f} nats a row over {len(own)} splits (bar: −0.02),")
+        lines.append(
+            f"{name}: evidence less cross-validation {gain.mean():+.3f} ± {error:.3f} nats a row over {len(own)} splits (bar: −0.02),"
+        )
         lines.append(f"at 1/{cost:.1f} of its cost (bar: 1/5)")
     return "\n".join(lines)
 
