@@ -112,11 +112,12 @@ def describe(eqn: JaxprEqn, values: list[Any], at: int) -> dict[str, Any] | None
             "weight_units": (numbers.rhs_spec[1],) if alone else (),
             "output_axes": (numbers.out_spec[1],),
             "weight_outs": (numbers.rhs_spec[0],),
+            "groups": eqn.params["feature_group_count"],
         }
     if name == "conv2d" and at == 1 and len(np.shape(values[0])) == 4:
         alone = eqn.params["geometry"].groups == 1
         units = {"unit_axes": (3,), "weight_units": (2,)} if alone else {"unit_axes": (), "weight_units": ()}
-        return {"kind": "conv", "input": 0, "output_axes": (3,), "weight_outs": (3,)} | units
+        return {"kind": "conv", "input": 0, "output_axes": (3,), "weight_outs": (3,), "groups": eqn.params["geometry"].groups} | units
     if name == "gather" and at == 0:
         numbers = eqn.params["dimension_numbers"]
         shape, sizes = np.shape(values[0].arrays[0]), eqn.params["slice_sizes"]

@@ -2,9 +2,9 @@
 
 The generalised Gauss–Newton matrix is G = Σᵢ JᵢᵀΛᵢJᵢ with Jᵢ (k, P) the Jacobian of the outputs at row i and Λᵢ the Fisher information of the
 likelihood in its outputs; with a root Λ = RRᵀ it is a sum of squares of the gradients JᵢᵀR. Weights are numbered along the flattened leaves
-of the network. At a site of kind "dense" or "conv" the gradient of one output is aᵀg, summed over the positions that share the weight, with
-a the inputs of the map and g the cotangents of its outputs: both are recorded in one pass through the network, so that nothing of size
-rows × outputs × weights is ever formed unless it is asked for.
+of the network. At a site the gradient of one output is aᵀg, summed over the positions and steps that share the weight, with a the inputs of the
+map and g the cotangents of its outputs: both are recorded in one pass through the network, so that nothing of size rows × outputs × weights
+is ever formed unless it is asked for. The inputs of a look-up are rows of the identity; each group of a convolution is a map of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from aleator._typing import Array, Tree
 from aleator.data import Batch
 from aleator.model import random_rows, rows_of
 
+LOOKUP = 1024  # rows of a table up to which look-ups have Kronecker factors
+GROUPS = 64  # of a convolution up to which each has factors of its own
+
 
 class Block(NamedTuple):
     """One weight with its bias, as a matrix (a, b): a inputs (the last of them the constant 1 where there is a bias), b outputs.
 
     names: the equations that use it. numbers (a, b): where its entries are among the flattened weights. constant: what the network
-    multiplies the weight by. positions: how often one row uses it.
+    multiplies the weight by. positions: how often one row uses it. group: (which, of how many) of a convolution.
     """
 
     names: tuple[str, ...]
@@ -36,6 +39,7 @@ class Block(NamedTuple):
     bias: bool
     constant: float
     positions: int
+    group: tuple[int, int] = (0, 1)
 
 
 class Layout(NamedTuple):
@@ -80,11 +84,11 @@ def layout(model: Any, signature: Any, chosen: tuple[str, ...] | None = None) ->
     blocks, covered = [], set()
     for path in dict.fromkeys(site.path for site in found.sites):
         own = [site for site in found.sites if site.path == path]
-        block = _block(own, index, where) if path in paths else None
+        found_blocks = _blocks(own, index, where) if path in paths else []
         biases = {site.bias_path for site in own}
-        if block is None or not biases <= paths | {None}:
+        if not found_blocks or not biases <= paths | {None}:
             continue
-        blocks.append(block)
+        blocks += found_blocks
         covered |= {path} | (biases - {None})
     numbers = [np.arange(start, start + int(np.prod(shape))) for path, (start, shape) in where.items() if path in paths - covered]
     plan = Layout(size, tuple(blocks), np.concatenate([np.zeros(0, int), *numbers]).astype(np.int32), False)
@@ -135,39 +139,49 @@ def _indices(apply: Callable, weights: Tree, rows: Tree) -> dict[str, tuple[np.n
     return tidy
 
 
-def _block(own: list[sites.Site], index: dict[str, Any], where: dict[str, Any]) -> Block | None:
-    """The block of one leaf; None where its uses do not make one matrix: look-ups, scans, groups, slices, different readings."""
+def _blocks(own: list[sites.Site], index: dict[str, Any], where: dict[str, Any]) -> list[Block]:
+    """The block of one leaf, or one for each group of a convolution; none where its uses do not make one matrix: slices, a weight a scan
+    step, different readings, tables of more than LOOKUP rows."""
     matrices, constants = [], []
     for site in own:
-        usable = site.kind in ("dense", "conv") and "scan" not in site.place and site.example_axis is not None
-        if not usable or site.output_example_axis is None or site.name not in index:
-            return None
-        number, constant, bias = index[site.name]
-        if site.kind == "conv" and site.weight_shape[site.weight_unit_axes[0]] != site.input_shape[site.unit_axes[0]]:
-            return None  # groups
+        if site.example_axis is None or site.output_example_axis is None or site.name not in index or site.groups > GROUPS:
+            return []
+        number, constant, bias = (_one_step(record, len(site.lengths)) for record in index[site.name])
         start, shape = where[site.path]
-        if number.size != int(np.prod(shape)) or np.ptp(constant) != 0.0 or constant.flat[0] == 0.0:
-            return None
+        if number is None or number.size != int(np.prod(shape)) or np.ptp(constant) != 0.0 or constant.flat[0] == 0.0:
+            return []
+        if site.kind == "embedding" and (len(_inputs_of(site)) != 1 or site.weight_shape[_inputs_of(site)[0]] > LOOKUP):
+            return []
         matrix = start + np.transpose(number, (*_inputs_of(site), *site.weight_out_axes)).reshape(-1, _num_outputs(site))
         if site.bias_path is not None:
             first, bias_shape = where[site.bias_path]
-            if bias.size != int(np.prod(bias_shape)) or bias.size != matrix.shape[1]:
-                return None
+            if bias is None or bias.size != int(np.prod(bias_shape)) or bias.size != matrix.shape[1]:
+                return []
             matrix = np.concatenate([matrix, first + bias.reshape(1, -1)])
         matrices.append(matrix)
         constants.append(float(constant.flat[0]))
     same = all(m.shape == matrices[0].shape and np.array_equal(m, matrices[0]) for m in matrices) and len(set(constants)) == 1
-    if not same or len({site.bias_path for site in own}) > 1:
-        return None
-    return Block(
-        tuple(site.name for site in own), matrices[0].astype(np.int32), own[0].bias_path is not None, constants[0], own[0].positions
-    )
+    if not same or len({(site.bias_path, site.groups) for site in own}) > 1:
+        return []
+    names, groups = tuple(site.name for site in own), own[0].groups
+    parts = np.split(matrices[0].astype(np.int32), groups, axis=1)
+    return [Block(names, part, own[0].bias_path is not None, constants[0], own[0].positions, (g, groups)) for g, part in enumerate(parts)]
+
+
+def _one_step(record: np.ndarray | None, depth: int) -> np.ndarray | None:
+    """What all steps of the scans around a site have in common; None where they differ."""
+    for _ in range(depth):
+        if record is None or not np.all(record == record[:1]):
+            return None
+        record = record[0]
+    return record
 
 
 def _inputs_of(site: sites.Site) -> tuple[int, ...]:
     """Axes of the weight that number the inputs of its matrix: units in the order of the inputs' axes, then (convolutions) the window."""
     if site.kind == "dense":
         return site.weight_unit_axes
+    # Of a convolution channels and places of the window, of a table its rows.
     return tuple(axis for axis in range(len(site.weight_shape)) if axis not in site.weight_out_axes)
 
 
@@ -181,19 +195,21 @@ def _num_outputs(site: sites.Site) -> int:
 def tap(model: Any, weights: Tree, x: Tree, plan: Layout) -> Taps:
     """Run the network once, noting the inputs of every block and keeping the way back to the outputs of its maps."""
     apply = lambda w, rows, key: model.apply(w, rows, key)
-    named = {name: number for number, block in enumerate(plan.blocks) for name in block.names}
+    named: dict[str, list[int]] = {}
+    for number, block in enumerate(plan.blocks):
+        for name in block.names:
+            named.setdefault(name, []).append(number)
     shapes = {site.name: site for site in sites.find(apply, weights, x).sites if site.name in named}
     num_rows = _tree.rows(x)
     dtype = jnp.result_type(*jax.tree.leaves(weights))
-    zeros = {name: jnp.zeros(site.output_shape, dtype) for name, site in shapes.items()}
+    zeros = {name: jnp.zeros((*site.lengths, *site.output_shape), dtype) for name, site in shapes.items()}
 
     def run(pushes: dict) -> tuple[Array, dict]:
         def note(key: Any, site: sites.Site, inputs: Array, operands: sites.Operands, compute: Callable) -> tuple[Array, Any]:
             out = compute(inputs, operands.weight[0], None if operands.bias is None else operands.bias[0])
             if site.name not in named:
                 return out, None
-            block = plan.blocks[named[site.name]]
-            return out + pushes[site.name], _patches(site, inputs, operands.weight[0], compute, num_rows, block)
+            return out + pushes[site.name][operands.steps], _patches(site, inputs, operands.weight[0], compute, num_rows)
 
         return sites.replay(None, apply, weights, x, note)
 
@@ -203,28 +219,43 @@ def tap(model: Any, weights: Tree, x: Tree, plan: Layout) -> Taps:
         cotangents_by_site = jax.vmap(lambda c: pull(c)[0])(cotangents)
         parts: list[list[Array]] = [[] for _ in plan.blocks]
         for name, value in cotangents_by_site.items():
-            order = (0, *(1 + axis for axis in shapes[name].output_order()))
-            block = plan.blocks[named[name]]
-            parts[named[name]].append(jnp.transpose(value, order).reshape(len(value), num_rows, -1, block.numbers.shape[1]))
+            depth = len(shapes[name].lengths)
+            # Scan steps count among the positions, after the rows.
+            rows_first, *others = (1 + depth + axis for axis in shapes[name].output_order())
+            value = jnp.transpose(value, (0, rows_first, *range(1, 1 + depth), *others))
+            value = value.reshape(len(value), num_rows, -1, len(named[name]) * plan.blocks[named[name][0]].numbers.shape[1])
+            for number, part in zip(named[name], jnp.split(value, len(named[name]), axis=3), strict=True):
+                parts[number].append(part)
         return tuple(jnp.concatenate(part, axis=2) for part in parts)
 
-    inputs = tuple(jnp.concatenate([records[name] for name in block.names], axis=1) for block in plan.blocks)
-    return Taps(outputs, inputs, back)
+    def inputs_of(block: Block) -> Array:
+        seen = [_stepwise(records[name], len(shapes[name].lengths)) for name in block.names]
+        rows = block.constant * jnp.split(jnp.concatenate(seen, axis=1), block.group[1], axis=2)[block.group[0]]
+        return jnp.concatenate([rows, jnp.ones((*rows.shape[:2], 1), rows.dtype)], axis=2) if block.bias else rows
+
+    return Taps(outputs, tuple(inputs_of(block) for block in plan.blocks), back)
 
 
-def _patches(site: sites.Site, inputs: Array, weight: Array, compute: Callable, num_rows: int, block: Block) -> Array:
-    """What the rows of the block's matrix are multiplied with, (n, positions, a)."""
-    number = block.numbers.shape[0] - block.bias
+def _stepwise(seen: Array, depth: int) -> Array:
+    """(steps, …, n, positions, a) → (n, steps · positions, a)."""
+    return jnp.moveaxis(seen, depth, 0).reshape(seen.shape[depth], -1, seen.shape[-1])
+
+
+def _patches(site: sites.Site, inputs: Array, weight: Array, compute: Callable, num_rows: int) -> Array:
+    """What the rows of the map's matrix are multiplied with, (n, positions, a); of all groups one after the other."""
+    axes = _inputs_of(site)
+    number = int(np.prod([weight.shape[axis] for axis in axes]))
     if site.kind == "dense":
-        seen = jnp.transpose(inputs, site.input_order()).reshape(num_rows, -1, number)
-    else:
-        # A kernel that passes every place of its window on to a channel of its own gives the patches in the network's own layout.
-        axes = _inputs_of(site)
-        unit = jnp.eye(number, dtype=weight.dtype).reshape(*(weight.shape[axis] for axis in axes), number)
-        seen = compute(inputs, jnp.moveaxis(unit, -1, site.weight_out_axes[0]))
-        seen = jnp.transpose(seen, site.output_order()).reshape(num_rows, -1, number)
-    seen = block.constant * seen
-    return jnp.concatenate([seen, jnp.ones((*seen.shape[:2], 1), seen.dtype)], axis=2) if block.bias else seen
+        return jnp.transpose(inputs, site.input_order()).reshape(num_rows, -1, number)
+    if site.kind == "embedding":  # a table of its own row numbers says which row is used
+        rows = jnp.arange(number, dtype=weight.dtype).reshape([number if axis in axes else 1 for axis in range(weight.ndim)])
+        used = jnp.transpose(compute(inputs, jnp.broadcast_to(rows, weight.shape)), site.output_order())
+        return jax.nn.one_hot(used.reshape(num_rows, -1, _num_outputs(site))[:, :, 0].astype(jnp.int32), number, dtype=weight.dtype)
+    # A kernel that passes every place of its window on to a channel of its own gives the patches in the network's own layout.
+    unit = jnp.eye(number, dtype=weight.dtype).reshape(*(weight.shape[axis] for axis in axes), number)
+    unit = jnp.concatenate([unit] * site.groups, axis=-1)
+    seen = compute(inputs, jnp.moveaxis(unit, -1, site.weight_out_axes[0]))
+    return jnp.transpose(seen, site.output_order()).reshape(num_rows, -1, site.groups * number)
 
 
 def numbers_per_row(plan: Layout, outputs: int, blocks: bool = True) -> int:

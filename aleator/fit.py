@@ -77,7 +77,11 @@ class Fit:
         return self.posterior.sample(as_key(key), num_samples)
 
     def update(self, data: Any) -> Fit:
-        """A new Fit with more data, equal to fitting all of it at once. Only for methods whose posterior keeps sufficient statistics."""
+        """A new Fit with more data, without the rows of before: for methods whose posterior keeps what it needs of them.
+
+        Equal to fitting all rows at once for exact posteriors and processes, and for `al.Laplace("full")` of a linear model. Other Laplace fits
+        keep the second-order Taylor term of the old rows at their mode.
+        """
         joined = getattr(self.posterior, "joined", None)
         if joined is not None:  # a posterior that keeps its rows: fitted again to all of them, from where it is
             return _fit(as_key(0), self.model, joined(as_data(data)), self.method, init=self)
@@ -87,11 +91,21 @@ class Fit:
                 message(
                     f"{type(self.method).__name__} cannot be updated.",
                     "no sufficient statistics",
-                    "a fit by al.Exact",
+                    "a fit by al.Exact, or by al.Laplace with Gauss–Newton curvature",
                     "fit all the data again, with init=fit",
                 )
             )
-        return _fit(as_key(0), self.model, data, self.method, stats=stats, before=self.manifest["data"]["num_data"])
+        before = self.manifest["data"]["num_data"]
+        key = jax.random.wrap_key_data(np.asarray(self.manifest["key"], np.uint32), impl=self.manifest["key_impl"])
+        return _fit(
+            jax.random.fold_in(key, before),
+            self.model,
+            data,
+            self.method,
+            temperature=self.manifest["temperature"],
+            stats=stats,
+            before=before,
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Write one directory with JSON and safetensors; `al.load(path)` reads it back, bit for bit."""
@@ -211,7 +225,7 @@ def _fit(
         raise MethodError(message("This is not a method.", repr(method), "an object such as al.MAP()", hint))
     began = datetime.datetime.now(datetime.UTC)
     key_start, key_rows, key_run, key_finish = split(key, 4)
-    model, data, convert, shapes, inputs = _bind(model, data)
+    model, data, convert, shapes, inputs = _bind(model, data, fitting=stats is None)
     held = None if validation is None else _encode(as_data(validation), model)
     rows, weights, held = _rows(key_rows, method, data, held)
     num_data = 0 if data is None else (data.num_data if rows is None else rows.shape[-1])
@@ -219,7 +233,7 @@ def _fit(
     target = (
         dataclasses.replace(model, temperature=temperature)
         if isinstance(model, DensityTarget)
-        else Target(model, num_data + before, temperature, inputs)
+        else Target(model, num_data, temperature, inputs)
     )
     algorithm = _build(method, target) if init is None else _started(method, target)
     if validation is not None and algorithm.check is None:
@@ -247,7 +261,7 @@ def _fit(
         result = loop.run(key_run, algorithm, data, starts, options, identity, rows, held, convert, weights)
     except NonFiniteError as error:
         partial = error.result
-        if error.at_start:
+        if error.at_start and stats is None:
             first = starts if algorithm.members is None and algorithm.starts is None else _tree.take(starts, 0)
             with _precision(algorithm):
                 why = diagnostics.explain_start(target, first, data)
@@ -275,8 +289,9 @@ def _public(model: Any) -> Any:
     return None if isinstance(model, DensityTarget) else model
 
 
-def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[str, Any], Any]:
-    """Check the data, encode y, fit the model to their shapes: (model, data, converter for stream batches, shapes, signature of x)."""
+def _bind(model: Any, data: Any, fitting: bool = True) -> tuple[Any, Data | Stream | None, Any, dict[str, Any], Any]:
+    """Check the data, encode y, fit the model to their shapes: (model, data, converter for stream batches, shapes, signature of x). fitting:
+    there are no other rows, so that they must show more than one class."""
     shapes: dict[str, Any] = {"x_shape": None, "y_shape": None, "squeeze": False}
     if isinstance(model, DensityTarget):
         if data is not None:
@@ -298,7 +313,7 @@ def _bind(model: Any, data: Any) -> tuple[Any, Data | Stream | None, Any, dict[s
         data = (None, data)  # a model of y alone takes it as it is
     data = as_data(data, missing=generative)
     if isinstance(data, Data):
-        encoded = _encode(data, model)
+        encoded = _encode(data, model, fitting)
         first, y_given = encoded, data.y
         convert = tuple
     else:

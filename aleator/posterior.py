@@ -129,13 +129,17 @@ class Sampled(Posterior):
         return model.outputs(params, x, None), model.extra(params)
 
     def sample(self, key: Key, num_samples: int) -> Tree:
-        return _draws(num_samples)(dataclasses.replace(self, log_evidence=None), key)  # type: ignore[type-var]
+        return _draws(num_samples)(self.bare(), key)
+
+    def bare(self) -> Any:
+        """What of it compiled code needs: another evidence must not compile it again."""
+        return dataclasses.replace(self, log_evidence=None)  # type: ignore[type-var]
 
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         return self.functions(key, model, x, num_samples)
 
     def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
-        bare = dataclasses.replace(self, log_evidence=None)  # type: ignore[type-var]
+        bare = self.bare()
         per_draw, per_row = 2 * _tree.nbytes(bare), row_bytes(model, x)
         fixed = lambda rows: per_draw + rows * per_row
         keys = jax.random.split(key, num_samples)
@@ -185,7 +189,30 @@ class Gaussian(Sampled):
         return jax.tree.unflatten(structure, filled)
 
 
-@sampled(("mean", "operator", "index", "shift", "tuned"), ("paths", "link", "linear"))
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["likelihood", "value", "gradient", "residual", "mass", "curvature", "basis"],
+    meta_fields=["rows"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Taylor:
+    """The log-likelihood of rows that are gone, to second order around w*: value + gᵀd − ½dᵀHd, d = w − w*.
+
+    likelihood: its parameters then. gradient g (m,). residual: Σ((y − f)/σ)², where there is a Gaussian noise. mass: Σ weights. curvature: H as
+    the structure of the fit has it, along `basis` where that is learned. rows: N.
+    """
+
+    likelihood: dict[str, Array]
+    value: Array
+    gradient: Array
+    residual: Array
+    mass: Array
+    curvature: Any
+    basis: Any
+    rows: int
+
+
+@sampled(("mean", "operator", "index", "shift", "tuned", "memory"), ("paths", "link", "linear"))
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linearised(Sampled):
     """w ~ N(w* + shift, Σ) over the weights with numbers `index`, seen through the network linearised at w*: f(x) = f(x, w*) + J(x)(w − w*).
@@ -193,7 +220,7 @@ class Linearised(Sampled):
     mean: the parameters at w*. shift (m,): how far a tuned prior or noise moves their mean. operator: Σ (m, m) as in `aleator.linalg`.
     paths: the leaves that vary (None: all of the network). link: how Gaussian class logits become probabilities, "monte_carlo", "probit"
     (logits divided by √(1 + πv/8)) or "bridge" (the Dirichlet whose logits have these moments). linear=False: draws of weights go through
-    the network itself. tuned: what the marginal likelihood has set.
+    the network itself. tuned: what the marginal likelihood has set. memory: what is left of the rows, so that more can be added.
     """
 
     mean: Tree
@@ -205,6 +232,15 @@ class Linearised(Sampled):
     link: str
     linear: bool
     log_evidence: Score | None = None
+    memory: Taylor | None = None
+
+    @property
+    def stats(self) -> tuple[Tree, Taylor] | None:
+        """What `fit.update` goes on from: the parameters before anything was tuned, and the Taylor term there."""
+        return None if self.memory is None else (self.mean | {"likelihood": self.memory.likelihood}, self.memory)
+
+    def bare(self) -> Linearised:
+        return dataclasses.replace(self, log_evidence=None, tuned={}, memory=None)
 
     def draw(self, key: Key) -> Tree:
         network = self.mean["network"]
@@ -242,13 +278,12 @@ class Linearised(Sampled):
         double = _tree.first_dtype(self.operator) == np.float64
         check_joint(_tree.rows(x) * model.likelihood.num_outputs(model.targets()))
         with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
-            bare = dataclasses.replace(self, log_evidence=None, tuned={})
-            mean, covariance = _joint(model)(bare, _tree.as_float64(x) if double else x)
+            mean, covariance = _joint(model)(self.bare(), _tree.as_float64(x) if double else x)
             return np.asarray(mean, np.float64), np.asarray(covariance, np.float64).reshape(*mean.shape, *mean.shape)
 
     def moments(self, model: Any, x: Tree, variance: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Mean (rows, k) and covariance (rows, k, k) of f at each row; with `variance`, or where there are many outputs, only (rows, k)."""
-        bare = dataclasses.replace(self, log_evidence=None, tuned={})
+        bare = self.bare()
         compute, plan = _moments(model, signature(x), self.paths, _kind(self.operator), variance)
         outputs = model.likelihood.num_outputs(model.targets())
         numbers = curvature.numbers_per_row(plan, outputs, isinstance(self.operator, Blocks))

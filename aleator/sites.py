@@ -52,7 +52,7 @@ class Site(NamedTuple):
     example_axis, output_example_axis: where the rows of x went (None: nowhere). positions: how often one example uses the weight
     (pixels, scan steps, several equations): 1 means that noise on the outputs can stand for noise on the weights exactly. equations: how
     many of them use the leaf; shared_steps: the steps of a scan use the same values. first: the inputs are computed from x alone, no
-    parameter before. place: number of the equation, within nested ones.
+    parameter before. place: number of the equation, within nested ones. groups: of a convolution. lengths: of the scans around it.
     """
 
     name: str
@@ -76,6 +76,8 @@ class Site(NamedTuple):
     shared_steps: bool
     first: bool
     place: tuple
+    groups: int = 1
+    lengths: tuple[int, ...] = ()
 
     def input_noise_shape(self, inputs: Array) -> tuple[int, ...]:
         """Shape of one number per unit and example, to broadcast against the inputs."""
@@ -125,10 +127,12 @@ class Found(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """A site's parameters as its equation uses them: (weight, *companions), and the same for a bias or None."""
+    """A site's parameters as its equation uses them: (weight, *companions), and the same for a bias or None. steps: which row of their
+    inputs the scans around it are at, outermost first."""
 
     weight: tuple[Array, ...]
     bias: tuple[Array, ...] | None
+    steps: tuple[Array, ...] = ()
 
 
 Handler = Callable[[Any, Site, Array, Operands, Callable], tuple[Array, Any]]
@@ -220,6 +224,7 @@ class _Run:
         self.spoiled: dict[int, str] = {}
         self.order: list[tuple] = []
         self.numbers: dict[tuple, int] = {}
+        self.scans: tuple[tuple[int, Array], ...] = ()  # (length, step) of the scans around the equation at hand
 
     def start(self, closed: ClosedJaxpr, x: Tree, network_key: Any, key: Key | None) -> tuple[list[Array], dict[str, Any]]:
         values: list[Any] = []
@@ -332,6 +337,7 @@ class _Run:
             "weight_shape": np.shape(weight.arrays[0]),
             "first": not bits[described["input"]] & FROM_PARAMS,
             "place": place,
+            "lengths": tuple(length for length, _ in self.scans),
         }
 
         def compute(inputs: Array, kernel: Array) -> Array:
@@ -351,7 +357,8 @@ class _Run:
                 out = step(out)
             return out if offset is None else out + offset
 
-        weights = Operands(pending.weight.arrays, None if bias is None else bias.arrays)
+        steps = tuple(step for _, step in self.scans)
+        weights = Operands(pending.weight.arrays, None if bias is None else bias.arrays, steps)
         if self.sites is None:
             if facts["place"] not in self.notes:
                 self.order.append(facts["place"])
@@ -420,6 +427,8 @@ class _Run:
                     shared_steps=facts["times"] > 1,
                     first=facts["first"],
                     place=place,
+                    groups=facts.get("groups", 1),
+                    lengths=facts["lengths"],
                 )
             )
         rest = {path: self.spoiled.get(i, "not used by a linear map") for i, path in enumerate(self.paths) if i not in covered}
@@ -468,8 +477,10 @@ class _Run:
                 v._replace(arrays=a, chain=(*v.chain, first_row)) if isinstance(v, Weight) else a for v, a in zip(xs, sliced, strict=True)
             ]
             inner = None if key is None else jax.random.fold_in(key, step)
+            around, self.scans = self.scans, (*self.scans, (length, length - 1 - step if params["reverse"] else step))
             outs, _ = self.walk(body_jaxpr.jaxpr, body_jaxpr.consts, [*consts, *now, *rows], inner_bits, (*place, "scan"), inner, own)
             outs = [cast(self.plain(out, "the result of a scan", own), aval) for out, aval in zip(outs, avals, strict=True)]
+            self.scans = around
             return (step + 1, outs[:num_carry]), (outs[num_carry:], own)
 
         sliced = [v.arrays if isinstance(v, Weight) else v for v in xs]

@@ -45,6 +45,28 @@ def _equinox() -> Any:
     return eqx.nn.MLP(3, K, 4, 1, activation=jnp.tanh, key=jax.random.key(0))
 
 
+def _recurrent(p: dict, x: jax.Array) -> jax.Array:
+    """x (n, 4, 2), read backwards in time; the read-out is shared with nothing."""
+
+    def step(h: jax.Array, now: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(now @ p["in"] + h @ p["again"] + p["b"]), None
+
+    return jax.lax.scan(step, jnp.zeros((len(x), 3)), jnp.swapaxes(x, 0, 1), reverse=True)[0] @ p["out"]
+
+
+def _grouped(p: dict, x: jax.Array) -> jax.Array:
+    """Two groups of two channels each, three outputs a group; then one kernel a channel."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    out = jax.lax.conv_general_dilated(x, p["kernel"], (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=2) + p["b"]
+    out = jax.lax.conv_general_dilated(jnp.tanh(out), p["deep"], (1, 1), "VALID", dimension_numbers=numbers, feature_group_count=6)
+    return out.mean(axis=(1, 2)) @ p["out"]
+
+
+def _table(p: dict, x: jax.Array) -> jax.Array:
+    """x (n, 3) in (0, 5): rows of a table of 5."""
+    return jnp.tanh(p["table"][jnp.clip(jnp.abs(x) * 2, 0, 4).astype(jnp.int32)]).sum(axis=1) @ p["out"]
+
+
 NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], int, int]] = {
     # network, shape of a row, weights in blocks, weights outside
     "dense": (lambda: al.networks.MLP(3, (4, 3), K, activation="tanh"), (3,), 39, 0),
@@ -58,11 +80,26 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...], int, int]] = {
     ),
     "shared": (lambda: (_shared, {"w": normal(1, 3, 3), "b": normal(2, 3), "gain": normal(3, K)}), (3,), 12, 2),
 }
+OTHERS = {  # the same, with the Gaussian likelihood alone
+    "recurrent": (
+        lambda: (_recurrent, {"in": normal(1, 2, 3), "again": normal(2, 3, 3), "b": normal(3, 3), "out": normal(4, 3, K)}),
+        (4, 2),
+        21,
+        3,
+    ),
+    "grouped": (
+        lambda: (_grouped, {"kernel": normal(1, 2, 2, 2, 6), "b": normal(2, 6), "deep": normal(3, 2, 1, 1, 6), "out": normal(4, 6, K)}),
+        (3, 3, 4),
+        78,
+        0,
+    ),
+    "table": (lambda: (_table, {"table": normal(1, 5, 3), "out": normal(2, 3, K)}), (3,), 21, 0),
+}
 LIKELIHOODS = {"gaussian": al.Gaussian(0.5), "categorical": al.Categorical(K)}
 
 
 def problem(network: str, likelihood: str) -> tuple[Any, Any, Batch, curvature.Layout, dict]:
-    make, shape, *_ = NETWORKS[network]
+    make, shape, *_ = (NETWORKS | OTHERS)[network]
     x = normal(7, N, *shape)
     y = np.arange(N) % K if likelihood == "categorical" else np.asarray(normal(8, N, K))
     model = al.BNN(make(), LIKELIHOODS[likelihood], al.Normal(1.0)).bind(x, np.asarray(y))
@@ -85,8 +122,9 @@ def literal(model: Any, weights: Any, batch: Batch, extra: dict) -> tuple[np.nda
     return np.stack(jacobians), total
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("network", "likelihood"), [(network, kind) for network in NETWORKS for kind in LIKELIHOODS] + [(name, "gaussian") for name in OTHERS]
+)
 def test_curvature_equals_its_definition(network: str, likelihood: str) -> None:
     """Dense, diagonal, products and the gradients at sites; for these likelihoods the Fisher information is the Hessian."""
     model, weights, batch, plan, extra = problem(network, likelihood)
@@ -100,7 +138,7 @@ def test_curvature_equals_its_definition(network: str, likelihood: str) -> None:
     close(curvature.diagonal(model, weights, batch, extra, plan, "ggn"), np.diagonal(matrix))
     vectors = normal(5, plan.size, 3)
     close(curvature.product(model, weights, batch, extra, index, "ggn", vectors), matrix @ np.asarray(vectors, np.float64))
-    in_blocks, outside = NETWORKS[network][2:]
+    in_blocks, outside = (NETWORKS | OTHERS)[network][2:]
     assert sum(block.numbers.size for block in plan.blocks) == in_blocks
     assert len(plan.rest) == outside
     seen = curvature.tap(model, weights, batch.x, plan)
@@ -131,6 +169,46 @@ def test_kronecker_factors_equal_their_definitions() -> None:
         g = cotangents.sum(axis=2, keepdims=True) if reduce else cotangents
         np.testing.assert_allclose(found.inputs[number], np.einsum("nta,ntc->ac", a, a), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.outputs[number], np.einsum("nktb,nktc->bc", g, g), rtol=1e-4, atol=1e-5)
+
+
+def test_recurrent_weights_count_every_step_as_a_row() -> None:
+    model, weights, batch, plan, extra = problem("recurrent", "gaussian")
+    found = curvature.factors(model, weights, batch, extra, plan, "ggn", False)
+    again = next(i for i, block in enumerate(plan.blocks) if block.names == ("again",))
+    inputs, outputs = np.zeros((3, 3)), np.zeros((3, 3))
+    for row in batch.x:
+
+        def unrolled(pushes: jax.Array, row: jax.Array = row) -> tuple[jax.Array, jax.Array]:
+            h, seen = jnp.zeros(3), []
+            for t in (3, 2, 1, 0):
+                seen.append(h)
+                h = jnp.tanh(row[t] @ weights["in"] + h @ weights["again"] + pushes[t] + weights["b"])
+            return h @ weights["out"], jnp.stack(seen)
+
+        slopes, hidden = jax.jacrev(unrolled, has_aux=True)(jnp.zeros((4, 3)))
+        inputs += np.einsum("ta,tc->ac", hidden, hidden)
+        outputs += np.einsum("ktb,ktc->bc", slopes, slopes) / 0.5**2
+    assert plan.blocks[again].positions == 4
+    np.testing.assert_allclose(found.inputs[again], inputs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.outputs[again], outputs, rtol=1e-4, atol=1e-4 * outputs.max())
+
+
+def test_groups_and_look_ups_have_factors_of_their_own() -> None:
+    """A group sees its own channels alone; the input factor of a table is diagonal: how often each row is used."""
+    model, weights, batch, plan, extra = problem("grouped", "gaussian")
+    first = [i for i, block in enumerate(plan.blocks) if block.names == ("kernel",)]
+    assert [plan.blocks[i].numbers.shape for i in first] == [(9, 3), (9, 3)]
+    found = curvature.factors(model, weights, batch, extra, plan, "ggn", False)
+    padded = np.pad(np.asarray(batch.x), ((0, 0), (0, 1), (0, 1), (0, 0)))
+    for number, group in enumerate(first):
+        own = padded[:, :, :, 2 * number : 2 * number + 2]
+        windows = [own[n, i : i + 2, j : j + 2].reshape(-1) for n in range(N) for i in range(3) for j in range(3)]
+        rows = np.concatenate([np.stack(windows), np.ones((len(windows), 1))], axis=1)
+        np.testing.assert_allclose(found.inputs[group], rows.T @ rows, rtol=1e-4, atol=1e-4)
+    model, weights, batch, plan, extra = problem("table", "gaussian")
+    used = np.bincount(np.clip(np.abs(batch.x) * 2, 0, 4).astype(int).ravel(), minlength=5)
+    table = next(i for i, block in enumerate(plan.blocks) if block.names == ("table",))
+    np.testing.assert_array_equal(curvature.factors(model, weights, batch, extra, plan, "ggn", False).inputs[table], np.diag(used))
 
 
 def test_padding_and_weights_count_as_they_should() -> None:

@@ -17,7 +17,7 @@ from aleator.data import Batch
 from aleator.likelihoods import Gaussian as GaussianLikelihood
 from aleator.linalg import Root
 from aleator.loop import Algorithm, Phase
-from aleator.methods import _optimise
+from aleator.methods import _memory, _optimise
 from aleator.methods._method import Card, Method, check_positive
 from aleator.methods._passes import COPIES, OVERSAMPLE, SMALL, Plan, Sums, add, check_bytes, empty, make_plan, num_bytes, rows_per_batch
 from aleator.methods._whitened import (
@@ -58,7 +58,8 @@ class Best(NamedTuple):
 
 class State(NamedTuple):
     """inner: of the search for the mode. params: where curvature is taken. basis: directions learned between passes. best: with a polish.
-    logs (G,): log factors of the prior's precision, where they are learned during the training."""
+    logs (G,): log factors of the prior's precision, where they are learned during the training. memory: (parameters, Taylor term) of rows
+    that an earlier fit has seen, or ()."""
 
     inner: Any
     params: Tree
@@ -66,6 +67,7 @@ class State(NamedTuple):
     basis: Any
     best: Any
     logs: Any = ()
+    memory: Any = ()
 
 
 class Info(NamedTuple):
@@ -83,9 +85,11 @@ def gathered(state: State, batch: Batch, model: Any, plan: Plan, second: bool = 
     return state._replace(sums=sums), Info(sums.log_likelihood)
 
 
-def nothing(sums: Sums) -> Sums:
-    """The same sums before any row."""
-    return jax.tree.map(jnp.zeros_like, sums)
+def fresh(state: State, model: Any, plan: Plan) -> State:
+    """The same state with the sums before any row: zero, or what an earlier fit remembers of its rows."""
+    if not state.memory:
+        return state._replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+    return state._replace(sums=_memory.remembered(state.params, state.basis, state.memory, plan, model))
 
 
 def keep(best: Best, params: Tree, log_joint: Array, sums: Sums) -> Best:
@@ -108,7 +112,8 @@ def newton(state: State, target: Any, plan: Plan, last: bool) -> tuple[State, In
     step = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), gradient)
     network = best.params["network"]
     moved = _tree.unflat(_tree.flat(network).at[plan.index].add(jnp.where(jnp.isfinite(step), step, 0.0)), network)
-    return state._replace(params=best.params | {"network": moved}, sums=nothing(state.sums), best=best), Info(best.sums.log_likelihood)
+    state = state._replace(params=best.params | {"network": moved}, best=best)
+    return fresh(state, target.model, plan), Info(best.sums.log_likelihood)
 
 
 class Rescaled:
@@ -134,7 +139,8 @@ def online(
     key: Key, state: State, batch: Batch, method: Laplace, target: Any, plan: Plan, group: np.ndarray, packing: _optimise.Packing
 ) -> tuple[State, Info]:
     """One step of the training under the factors found so far."""
-    rescaled = Rescaled(target, jnp.exp(state.logs)[group], plan.index, method.tune_noise)
+    seen = _memory.Remembering(target, state.memory, plan) if state.memory else target
+    rescaled = Rescaled(seen, jnp.exp(state.logs)[group], plan.index, method.tune_noise)
     base: Any = method.base
     moved, info = mode_step(key, state.inner, batch, rescaled, _optimise.optimizer(base), packing, base.adversarial)
     return state._replace(inner=moved), Info(info.log_likelihood)
@@ -155,13 +161,15 @@ def renew(state: State, method: Laplace, target: Any, plan: Plan, packing: _opti
         moved = params["likelihood"]["log_scale"] + logs["noise"].astype(params["likelihood"]["log_scale"].dtype)
         params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
     inner = state.inner._replace(params=packing.pack(params))
-    return state._replace(inner=inner, params=params, sums=nothing(state.sums), logs=logs["prior"]), Info(sums.log_likelihood)
+    return fresh(state._replace(inner=inner, params=params, logs=logs["prior"]), target.model, plan), Info(sums.log_likelihood)
 
 
-def turn(state: State, plan: Plan, scale: Callable[[Tree], Array]) -> tuple[State, Info]:
+def turn(state: State, model: Any, plan: Plan, scale: Callable[[Tree], Array]) -> tuple[State, Info]:
     """Between passes: eigenvectors of the whitened factors (ekfac), or an orthonormal basis of what the curvature made of the last one."""
     info = Info(state.sums.log_likelihood)
     if plan.number is not None:
+        if state.memory:  # a subnetwork stays the one that was chosen
+            return state, info
         variance = 1.0 / (state.sums.curvature[1][plan.index] + scale(state.params) ** -2)
         chosen = jnp.asarray(plan.index)[jax.lax.top_k(variance, plan.number)[1]]
         return state._replace(basis=jnp.sort(chosen)), info
@@ -172,9 +180,11 @@ def turn(state: State, plan: Plan, scale: Callable[[Tree], Array]) -> tuple[Stat
         for block, inner, outer in zip(plan.layout.blocks, sides.inputs, sides.outputs, strict=True):
             rows = row_scales(s, block, plan.layout.size, plan.index)
             bases.append((rows[:, None] * jnp.linalg.eigh(rows[:, None] * inner * rows)[1], jnp.linalg.eigh(outer)[1]))
-        return state._replace(basis=tuple(bases)), info
+        turned = state._replace(basis=tuple(bases))
+        old = fresh(turned, model, plan).sums.curvature[1]
+        return turned._replace(sums=state.sums._replace(curvature=(sides, old))), info
     vectors = jnp.linalg.qr(state.sums.curvature)[0]
-    return state._replace(basis=(vectors, state.basis[1]), sums=nothing(state.sums)), info
+    return fresh(state._replace(basis=(vectors, state.basis[1])), model, plan), info
 
 
 # ---- the method -----------------------------------------------------------------------------------------------------------------------
@@ -195,6 +205,7 @@ class Laplace(Method):
     prior belong together; base must be al.MAP and the prior al.Normal.
 
     Without `init` the mode is searched by `base` first. A full Laplace of up to 2,000 parameters polishes its mode by damped Newton steps.
+    `fit.update(more)` searches the mode of prior, new rows and the quadratic that is left of the old ones, and adds up their curvatures.
     """
 
     structure: str = "kron"
@@ -304,32 +315,37 @@ class Laplace(Method):
         def scale(params: Tree) -> Array:
             return 1.0 / jnp.sqrt(positive(prior_curvature(target, params, plan.index)[0], 1.0))
 
-        def init(key: Key, start: Tree) -> State:
+        def init(key: Key, start: Any) -> State:
             key_inner, key_basis = jax.random.split(key)
+            start = jax.tree.map(jnp.asarray, start)
             start = _tree.as_float64(start) if double else start  # a user's own parameters are single
+            start, memory = _memory.begin(start)
             dtype = _tree.first_dtype(start)
             basis: Any = ()
             if plan.structure == "lowrank":
                 width = min(len(plan.index), plan.rank + OVERSAMPLE)
                 basis = (jnp.linalg.qr(jax.random.normal(key_basis, (len(plan.index), width), dtype))[0], scale(start))
             if plan.number is not None:
-                basis = jnp.arange(plan.number, dtype=jnp.int32)
+                basis = memory[1].basis if memory else jnp.arange(plan.number, dtype=jnp.int32)
             elif plan.structure == "ekfac":
                 basis = tuple(tuple(jnp.zeros((size, size), dtype) for size in block.numbers.shape) for block in plan.layout.blocks)
             best = Best(start, jnp.asarray(-jnp.inf, dtype), blank(dtype), jnp.zeros((), dtype)) if plan.polish else ()
             logs = jnp.zeros(int(group.max(initial=0)) + 1, dtype) if self.num_rounds else ()
-            return State(inner.init(key_inner, start), start, blank(dtype), basis, best, logs)
+            return State(inner.init(key_inner, start), start, blank(dtype), basis, best, logs, memory)
 
         def arrive(key: Key, state: State, batch: None) -> tuple[State, Info]:
             params = inner.position(state.inner)
+            params = _memory.pinned(params, state.memory, plan, model) if state.memory else params
             basis = (state.basis[0], scale(params)) if plan.structure == "lowrank" else state.basis
-            return state._replace(params=params, basis=basis), Info(state.sums.log_likelihood)
+            state = fresh(state._replace(params=params, basis=basis), model, plan)
+            return state, Info(state.sums.log_likelihood)
 
         rows = self.batch_size or rows_per_batch(plan, target)
         gather = lambda key, state, batch: gathered(state, batch, model, plan)
         pass_over = Phase("curvature", gather, None, "once", rows)
-        between = Phase("turning", lambda key, state, batch: turn(state, plan, scale), 1, None)
-        phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
+        between = Phase("turning", lambda key, state, batch: turn(state, model, plan, scale), 1, None)
+        with_memory = lambda memory: self.base.build(_memory.Remembering(target, memory, plan))
+        phases = [*_search(inner, with_memory), Phase("arrival", arrive, 1, None)]
         preliminary = len(phases)
         # The driver times its ways of running on the first phase, by steps that are thrown away: not on a pass over the data.
         phases += [Phase("start", lambda key, state, batch: (state, Info(state.sums.log_likelihood)), 1, None)]
@@ -423,12 +439,13 @@ class Subnetwork:
 # ---- before -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _search(inner: Algorithm) -> list[Phase]:
-    """The phases of the search for the mode, on its part of the state."""
+def _search(inner: Algorithm, with_memory: Callable[[Any], Algorithm] | None = None) -> list[Phase]:
+    """The phases of the search for the mode, on its part of the state. with_memory: the same search where rows are remembered."""
 
-    def wrap(step: Callable) -> Callable:
+    def wrap(number: int) -> Callable:
         def wrapped(key: Key, state: State, batch: Batch | None) -> tuple[State, Info]:
-            moved, info = step(key, state.inner, batch)
+            search = with_memory(state.memory) if with_memory is not None and state.memory else inner
+            moved, info = search.phases[number].step(key, state.inner, batch)
             return state._replace(inner=moved), Info(getattr(info, "log_likelihood", jnp.zeros(())))
 
         return wrapped
@@ -437,7 +454,7 @@ def _search(inner: Algorithm) -> list[Phase]:
         raise MethodError(
             message("The mode is searched by one run.", "a base with members or draws", "e.g. al.MAP()", "put Laplace inside the ensemble")
         )
-    return [phase._replace(step=wrap(phase.step)) for phase in inner.phases]
+    return [phase._replace(step=wrap(number)) for number, phase in enumerate(inner.phases)]
 
 
 def _check_model(model: Any, target: Any, method: Laplace, plan: Plan) -> None:
@@ -497,7 +514,7 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
     sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if np.asarray(leaf).dtype.kind == "f" else np.asarray(leaf), state.sums)
     index = plan.index if plan.number is None else np.asarray(state.basis)
     with jax.enable_x64(True):
-        precision, vector, log_prior = (np.asarray(part) for part in prior_at(target)(_tree.as_float64(params)))
+        precision, slope, vector, log_prior = (np.asarray(part) for part in prior_at(target)(_tree.as_float64(params)))
         precision, replaced = proper(precision[index], target, index)
         scale = 1.0 / np.sqrt(precision)
         offset = vector[index] - getattr(model.prior, "loc", 0.0)
@@ -509,6 +526,10 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
         )
         operator = white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature))
     score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
+    # At a mode the log-likelihood falls as fast as the log prior rises. Where the search was polished its gradient is known.
+    trained = data.trained[groups(method, plan, model, index)]
+    gradient = np.asarray(state.sums.gradient)[index] if plan.polish else -trained * slope[index]
+    memory = _memory.taylor(plan, state, gradient, _rows(state, target))
     if noise != 1.0:
         moved = params["likelihood"]["log_scale"] + np.log(noise).astype(params["likelihood"]["log_scale"].dtype)
         params = params | {"likelihood": params["likelihood"] | {"log_scale": moved}}
@@ -525,6 +546,7 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
         method.link,
         method.predictive == "linearised",
         score,
+        memory,
     )
 
 
@@ -551,7 +573,14 @@ def _finish_exact(target: Any, state: State) -> Posterior:
     return Gaussian(params, Root(vectors * spread, np.asarray(log_det)), chosen, score)
 
 
+def _rows(state: State, target: Any) -> int:
+    """N: of the rows now and of those remembered."""
+    return target.num_data + (state.memory[1].rows if state.memory else 0)
+
+
 def _verdict(result: Any, target: Any) -> tuple[str, bool]:
-    if target.num_data == 1:
+    number = _rows(result.state, target)
+    if number == 1:
         return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False
-    return f"Complete: mode and curvature found in {result.steps} steps, all finite.", True
+    more = f" Updated by {target.num_data:,} rows to N = {number:,}." if number > target.num_data else ""
+    return f"Complete: mode and curvature found in {result.steps} steps, all finite.{more}", True
