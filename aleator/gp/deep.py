@@ -33,6 +33,7 @@ from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
 from aleator.posterior import Draws, Point, Posterior, Score, check_joint
 
+FIXED = 8  # draws of the inner layers behind the likelihood of sampled values
 INNER = 1e-2  # the first standard deviation of inner layers' inducing values: noise that is learned, not begun with
 
 
@@ -44,7 +45,8 @@ class DeepGP:
     principal components, or zeros added), without which functions of many layers forget their inputs (Duvenaud et al. 2014). An empty `hidden` is a sparse GP.
 
     sampled: the whitened inducing values v ~ N(0, I) of all layers are parameters themselves, in the place of a Gaussian q(v), and inducing inputs stay where they
-    are: then any sampler applies, al.SGHMC above all (Havasi et al. 2018). Its target is exp{Σᵢ E[log p(yᵢ | f(xᵢ)) | v]}·p(v), the best q(v) of any form.
+    are: then any sampler applies, al.SGHMC above all (Havasi et al. 2018). Its target is exp{Σᵢ E[log p(yᵢ | f(xᵢ)) | v]}·p(v), the best q(v) of any form; the expectation
+    is over what v leaves open of the inner layers, by 8 fixed draws, so that the density does not change between evaluations.
     """
 
     kernel: Kernel = RBF()
@@ -56,6 +58,7 @@ class DeepGP:
     sampled: bool = False
 
     minibatch = True
+    stochastic = False
     double = True
     always_double = True
 
@@ -64,11 +67,6 @@ class DeepGP:
         if not isinstance(self.likelihood, Likelihood) or not isinstance(self.kernel, Kernel):
             got = f"{self.kernel!r}, {self.likelihood!r}"
             raise ModelError(message("A deep process needs a kernel and a likelihood.", got, "al.gp.RBF() and al.Gaussian()", "pass both"))
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether the likelihood draws inner layers."""
-        return self.sampled and bool(self.hidden)
 
     def bind(self, x: Tree, y: Tree) -> DeepGP:
         if x is None or y is None or np.ndim(x) not in (1, 2):
@@ -143,15 +141,16 @@ class DeepGP:
         each = [params["layers"][str(i)] for i in range(len(self.layers))]
         return sum((divergence(part["location"], jnp.tril(part["spread"])) for part in each), jnp.zeros(()))
 
-    def moments(self, key: Key, params: Tree, x: Tree) -> tuple[Array, Array]:
-        """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart."""
+    def moments(self, key: Key | None, params: Tree, x: Tree, given: Any = None) -> tuple[Array, Array]:
+        """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart, or the normals behind it, [(o₁,), …]."""
         f = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1)
-        keys = jax.random.split(key, len(self.layers))
+        keys = None if key is None else jax.random.split(key, len(self.layers))
         for i, layer in enumerate(self.layers):
             part = params["layers"][str(i)]
             mean, variance = sparse_moments(layer, part["process"], part["location"], _spread(part), f)
             if i + 1 < len(self.layers):
-                f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * jax.random.normal(keys[i], mean.shape)
+                z = given[i] if keys is None else jax.random.normal(keys[i], mean.shape)
+                f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * z
         return mean, jnp.maximum(variance, 1e-12)
 
     def function(self, key: Key, params: Tree, x: Tree) -> list[Array]:
@@ -176,7 +175,7 @@ class DeepGP:
         return jnp.mean(jax.vmap(one)(jax.random.split(key, num_samples)), axis=0), self.divergence(params)
 
     def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> Array:
-        """E[log p(yᵢ | f(xᵢ)) | v], (n,), over one draw of the inner layers; for sampled=True."""
+        """E[log p(yᵢ | f(xᵢ)) | v], (n,), for sampled=True."""
         if not self.sampled:
             raise ModelError(
                 message(
@@ -186,9 +185,16 @@ class DeepGP:
                     "fit it with al.gp.DSVI, or take DeepGP(…, sampled=True) for samplers",
                 )
             )
-        key_inner, key_last = jax.random.split(jax.random.key(0) if key is None else key)  # without inner layers none is used
-        mean, variance = self.moments(key_inner, params, batch.x)
-        return expected(key_last, self.likelihood, mean, variance, batch.y, self.extra(params))
+        sizes = self.hidden if isinstance(self.hidden, tuple) else ()
+        half = np.random.default_rng(0).standard_normal((FIXED // 2 if sizes else 1, sum(sizes)))
+        normals = np.concatenate([half, -half]) if sizes else half
+        normals = normals / np.sqrt(np.mean(normals**2, axis=0))  # mean 0 and variance 1 exactly
+
+        def one(z: Array) -> Array:
+            mean, variance = self.moments(None, params, batch.x, jnp.split(z, np.cumsum(sizes)[:-1]) if sizes else [])
+            return expected(jax.random.key(0), self.likelihood, mean, variance, batch.y, self.extra(params))  # fixed draws here too, for labels
+
+        return jnp.mean(jax.lax.map(one, jnp.asarray(normals)), axis=0)
 
     def condition(self, posterior: Posterior, data: Any) -> Posterior:
         """Draws of inducing values as draws of functions."""

@@ -88,8 +88,8 @@ def extend(fit: Any, data: Any) -> Any:
 
 def _absorb(fit: Any, given: Any) -> Any:
     posterior, model = fit.posterior, fit.model
-    y = jnp.asarray(model.likelihood.encode(given.y, fitting=False))
     with jax.enable_x64(True):
+        y = jnp.asarray(model.likelihood.encode(given.y, fitting=False))
         params, x = posterior._stacked(), jax.tree.map(jnp.asarray, given.x)
         location, spread = absorb(model)(params, jnp.asarray(posterior.location), jnp.asarray(posterior.spread), x, y)
     grown = Inducing(posterior.base, np.asarray(location), np.asarray(spread))
@@ -109,7 +109,8 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
     """Whether hyper-parameters were fitted to the noise: the model is fitted again to all but a share of its rows, drawn by `key`, and scored on those.
 
     The evidence of n rows is a sum of n predictions, each of a row from those before; a model that is right predicts new rows from all n at least as well. Where the
-    evidence a row is above that by more than three standard errors, a HealthWarning says so. Deep kernels with many weights and few rows do this (Ober et al. 2021).
+    evidence a row is above that by more than three of the standard errors that the model's own predictions lead to expect, a HealthWarning says so. Deep kernels
+    with many weights and few rows do this (Ober et al. 2021).
     """
     posterior = fit.posterior
     if not isinstance(posterior, Conditioned) or fit.log_evidence is None:
@@ -122,10 +123,15 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
     size = int(np.clip(round(share * number), 2, number - 1))
     out, kept = order[:size], order[size:]
     rows = lambda index: jax.tree.map(lambda leaf: leaf[index], posterior.x)
-    again = fit_again(key_fit, fit.model, (rows(kept), posterior.y[kept]), fit.method)
-    scores = np.asarray(again.predict(0, rows(out)).log_prob(posterior.y[out]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HealthWarning)  # the first fit has said what there is to say
+        again = fit_again(key_fit, fit.model, (rows(kept), posterior.y[kept]), fit.method)
+    predictive = again.predict(0, rows(out))
+    scores = np.asarray(predictive.log_prob(posterior.y[out]))
+    # If the model is right, a score −½ log 2πv − ½ z² has variance ½, and what the log of its variances adds.
+    expected = np.sqrt((0.5 + np.var(0.5 * np.log(predictive.variance))) / len(scores))
     result = Overfit(again.log_evidence.value / len(kept), float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5))
-    if result.evidence > result.held_out + 3 * result.stderr:
+    if result.evidence > result.held_out + 3 * expected:
         warnings.warn(
             f"The evidence promises {result.evidence:.2f} nats a row, rows left out score {result.held_out:.2f} ± {result.stderr:.2f}: the hyper-parameters are "
             "overfitted. Use fewer features, a tighter prior, or sample them.",
