@@ -28,6 +28,7 @@ import numpy as np
 
 import aleator as al
 from aleator import datasets, gp
+from aleator.linalg import cholesky
 
 KERNELS = {"rbf": gp.RBF(), "matern32": gp.Matern32()}
 FLOOR = {"boston": -2.37, "energy": -0.34, "yacht": -0.20}  # what an exact GP of sixty lines reaches
@@ -88,11 +89,15 @@ def mnist(args: argparse.Namespace) -> None:
         small = al.fit(0, few, (scaled * x[:1000], y[:1000]), gp.Evidence(num_restarts=1, num_steps=60, tolerance=0.1))
     params = small.posterior.params
     noise = float(np.mean(np.exp(2 * params["likelihood"]["log_scale"])))
-    print({name: float(np.exp(value)) for name, value in params["kernel"].items()}, f"noise {noise**0.5:.4f}, {time.process_time() - began:.0f} s", flush=True)
+    print(
+        {name: float(np.exp(value)) for name, value in params["kernel"].items()},
+        f"noise {noise**0.5:.4f}, {time.process_time() - began:.0f} s",
+        flush=True,
+    )
     kernel = small.model.kernel
     matrix = gp.matrix(kernel, params["kernel"], scaled * x)
     matrix[np.diag_indices(len(x))] += noise
-    lower, _ = al.linalg.cholesky(matrix, "covariance of the targets")
+    lower, _ = cholesky(matrix, "covariance of the targets")
     del matrix
     weights = cho_solve((lower, True), y)
     mean, spread = np.empty((len(new), 10)), np.empty(len(new))
@@ -144,7 +149,11 @@ def gradients(args: argparse.Namespace) -> None:
                     jax.block_until_ready(call(params, *on))
                     began = time.process_time()
                     value, slope = jax.block_until_ready(call(params, *on))
-                    results[who] = float(value), np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(slope)]), time.process_time() - began
+                    results[who] = (
+                        float(value),
+                        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(slope)]),
+                        time.process_time() - began,
+                    )
                 truth = results.pop("factor")
                 for who, (value, slope, seconds) in results.items():
                     apart = np.linalg.norm(slope - truth[1]) / np.linalg.norm(truth[1])

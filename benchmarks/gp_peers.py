@@ -184,7 +184,9 @@ def main() -> None:
                     step()
                 seconds[who].append((time.process_time() - began) / each)
         middle = {who: float(np.median(values)) for who, values in seconds.items()}
-        told = ", ".join(f"{who} {1e3 * value:.1f} ms" + (f" ({value / middle['ours']:.2f} ×)" if who != "ours" else "") for who, value in middle.items())
+        told = ", ".join(
+            f"{who} {1e3 * value:.1f} ms" + (f" ({value / middle['ours']:.2f} ×)" if who != "ours" else "") for who, value in middle.items()
+        )
         print(f"{name}: {told}", flush=True)
 
 

@@ -48,7 +48,9 @@ def test_the_head_is_a_process_of_the_features() -> None:
         warnings.simplefilter("ignore", al.HealthWarning)  # the features are not at their mode, which the head does not need
         fit = al.fit(0, model, (X, Y), al.Laplace("full", "last_layer", base=al.MAP(num_steps=300)))
     far = np.concatenate([X[:3], 6 + X[:3]])
-    trained = jax.tree.map(jnp.asarray, fit.posterior.mean["network"] if isinstance(fit.posterior.mean, dict) else fit.posterior.params["network"])
+    trained = jax.tree.map(
+        jnp.asarray, fit.posterior.mean["network"] if isinstance(fit.posterior.mean, dict) else fit.posterior.params["network"]
+    )
     features = lambda x: np.asarray(model.network.features(trained, jnp.asarray(x)), np.float64)
     covariance = np.linalg.inv(features(X).T @ features(X) / 0.01 + np.eye(40))
     truth = np.sum(features(far) @ covariance * features(far), axis=1)

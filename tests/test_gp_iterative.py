@@ -48,7 +48,9 @@ def test_evidence_and_slopes_without_a_factor_are_those_with_one() -> None:
 def test_predictions_without_a_factor() -> None:
     exact = al.fit(0, FIXED, (X, Y), gp.Evidence())
     other = al.fit(0, dataclasses.replace(FIXED, solver=gp.Iterative(40, 64, 80, 1e-8)), (X, Y), gp.Evidence())
-    assert other.log_evidence.kind == "estimate" and abs(other.log_evidence.value - exact.log_evidence.value) < 4 * other.log_evidence.stderr
+    assert (
+        other.log_evidence.kind == "estimate" and abs(other.log_evidence.value - exact.log_evidence.value) < 4 * other.log_evidence.stderr
+    )
     for ours, truth in zip(other.joint(0, NEW), exact.joint(0, NEW), strict=True):
         np.testing.assert_allclose(ours, truth, atol=1e-6)
     rough = dataclasses.replace(exact.model, solver=gp.Iterative(1, 4, 4, 1e-10))

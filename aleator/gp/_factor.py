@@ -90,7 +90,9 @@ def pivoted(kernel: Any, params: Tree, x: Tree, number: int) -> tuple[Array, Arr
         enough = left[best] > least
         pivot = jnp.sqrt(jnp.where(enough, left[best], 1.0))
         row = (kernel(params, _tree.take(x, best[None]), x)[0] - rows[:, best] @ rows) / pivot
-        row = jnp.where(enough, jnp.where(taken, 0.0, row).at[best].set(pivot), 0.0)  # rows chosen before have nothing left, whatever rounding says
+        row = jnp.where(
+            enough, jnp.where(taken, 0.0, row).at[best].set(pivot), 0.0
+        )  # rows chosen before have nothing left, whatever rounding says
         taken = taken.at[best].set(True)
         return jnp.where(taken, -1.0, jnp.maximum(left - row**2, 0.0)), rows.at[i].set(row), chosen.at[i].set(best.astype(jnp.int32)), taken
 

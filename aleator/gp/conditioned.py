@@ -120,7 +120,9 @@ class Conditioned(Posterior):
                 solved, residual = _without_factor(model)(self.base.params, self.x, self.y)
             if residual > 10 * model.iterative(len(self.y)).tolerance:
                 warnings.warn(
-                    f"Conjugate gradients stopped with a relative residual of {residual:.1e}: raise Iterative.num_steps or rank.", HealthWarning, stacklevel=2
+                    f"Conjugate gradients stopped with a relative residual of {residual:.1e}: raise Iterative.num_steps or rank.",
+                    HealthWarning,
+                    stacklevel=2,
                 )
             self._kept.clear()
             self._kept[model] = solved

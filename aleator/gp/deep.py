@@ -192,7 +192,9 @@ class DeepGP:
 
         def one(z: Array) -> Array:
             mean, variance = self.moments(None, params, batch.x, jnp.split(z, np.cumsum(sizes)[:-1]) if sizes else [])
-            return expected(jax.random.key(0), self.likelihood, mean, variance, batch.y, self.extra(params))  # fixed draws here too, for labels
+            return expected(
+                jax.random.key(0), self.likelihood, mean, variance, batch.y, self.extra(params)
+            )  # fixed draws here too, for labels
 
         return jnp.mean(jax.lax.map(one, jnp.asarray(normals)), axis=0)
 

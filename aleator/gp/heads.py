@@ -17,7 +17,7 @@ from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.gp.random_features import check_features, frequencies, waves_of
 from aleator.hyperpriors import positive_number
-from aleator.likelihoods import Gaussian, Likelihood
+from aleator.likelihoods import Likelihood
 from aleator.model import BNN
 from aleator.networks import as_network
 from aleator.networks.spectral import SpectralNorm
@@ -66,7 +66,9 @@ class RandomHead:
         """scale·φ(h/length), (n, num_features)."""
         h = self.network.apply(params["network"], x, key)
         if getattr(h, "ndim", 0) != 2:
-            raise ModelError(message("RandomHead needs a network with flat outputs.", getattr(h, "shape", type(h)), "(n, d)", "flatten them"))
+            raise ModelError(
+                message("RandomHead needs a network with flat outputs.", getattr(h, "shape", type(h)), "(n, d)", "flatten them")
+            )
         waves = frequencies(h.shape[1], self.num_features // 2, self.kernel, True, self.seed)
         return self.scale * waves_of(h / (self.length * h.shape[1] ** 0.5), waves)
 
@@ -80,7 +82,7 @@ class RandomHead:
 
 def sngp(
     network: Any,
-    likelihood: Likelihood = Gaussian(),
+    likelihood: Likelihood,
     out_size: int = 1,
     num_features: int = 512,
     length: float = 1.0,

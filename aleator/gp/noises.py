@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from aleator import _tree
 from aleator._errors import DataError, ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.features import columns as as_columns
@@ -86,9 +85,7 @@ class NoiseProcess(Noise):
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel) or self.num_inducing < 1:
             got = f"{self.kernel!r}, {self.num_inducing}"
-            raise ModelError(
-                message("A noise process needs a kernel and inducing inputs.", got, "e.g. al.gp.RBF(), 20", "pass such")
-            )
+            raise ModelError(message("A noise process needs a kernel and inducing inputs.", got, "e.g. al.gp.RBF(), 20", "pass such"))
 
     def bind(self, x: Tree) -> Noise:
         from aleator.gp.sparse import _as_tuple, greedy
@@ -125,7 +122,9 @@ def long_form(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     `gp.RBF(columns=…) * gp.Categorical(k, column=D)`, outputs that inform each other (the coregionalised process)."""
     x, y = np.asarray(as_columns(np.asarray(x, np.float64))), np.asarray(y, np.float64)
     if y.ndim != 2 or len(x) != len(y):
-        raise DataError(message("Outputs do not match inputs.", f"x {x.shape}, y {y.shape}", "(n, D) and (n, k)", "one row of y a row of x"))
+        raise DataError(
+            message("Outputs do not match inputs.", f"x {x.shape}, y {y.shape}", "(n, D) and (n, k)", "one row of y a row of x")
+        )
     rows, outputs = np.nonzero(~np.isnan(y))
     return np.column_stack([x[rows], outputs]), y[rows, outputs]
 

@@ -160,7 +160,12 @@ class GP:
             )
         if self.iterative(_tree.rows(batch.x)) is not None:
             raise ModelError(
-                message("log p(yᵢ | y<ᵢ) needs a factor.", f"{_tree.rows(batch.x)} rows solved iteratively", "gp.Evidence", "use it, or gp.SparseGP")
+                message(
+                    "log p(yᵢ | y<ᵢ) needs a factor.",
+                    f"{_tree.rows(batch.x)} rows solved iteratively",
+                    "gp.Evidence",
+                    "use it, or gp.SparseGP",
+                )
             )
 
         def terms(matrix: Array, residual: Array) -> Array:

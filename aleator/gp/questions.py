@@ -114,7 +114,9 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
     """
     posterior = fit.posterior
     if not isinstance(posterior, Conditioned) or fit.log_evidence is None:
-        raise MethodError(message("Overfitting is judged by evidence.", type(posterior).__name__, "a fit of al.gp.GP by gp.Evidence", "fit it so"))
+        raise MethodError(
+            message("Overfitting is judged by evidence.", type(posterior).__name__, "a fit of al.gp.GP by gp.Evidence", "fit it so")
+        )
     from aleator.fit import fit as fit_again  # lazily: one floor up
 
     number = len(posterior.y)
@@ -172,5 +174,7 @@ def _point(fit: Any, what: str) -> Conditioned:
             )
         )
     if fit.model.iterative(len(posterior.y)) is not None:
-        raise MethodError(message(f"{what} needs a factor.", "a fit by conjugate gradients", "at most 10⁴ rows, solver=None", "fit.update(data)"))
+        raise MethodError(
+            message(f"{what} needs a factor.", "a fit by conjugate gradients", "at most 10⁴ rows, solver=None", "fit.update(data)")
+        )
     return posterior
