@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +85,40 @@ def test_two_layers_do_better_on_a_step() -> None:
     assert np.sqrt(np.mean((predictive.mean - np.sign(X[:, 0])) ** 2)) < 0.15
     small = al.fit(0, deep.model, (X, Y), gp.DSVI(num_steps=3, batch_size=16))
     assert small.functions(0, X[:4], 6).shape == (6, 4)
+
+
+def test_sampled_values_have_the_best_q_for_their_density() -> None:
+    """One layer and Gaussian noise: log p(v) + E[log p(y | f) | v] is log N(v; μ, S) of the collapsed bound, up to the bound itself."""
+    sparse = gp.SparseGP(KERNEL, inducing=X[::5], likelihood=al.Gaussian(0.3)).bind(X, Y[:, None])
+    closed = al.fit(0, sparse, (X, Y), gp.Evidence())
+    model = gp.DeepGP(KERNEL, (), 8, al.Gaussian(0.3), sampled=True).bind(X, Y[:, None])
+    with jax.enable_x64(True):
+        layer = gp.SparseGP(KERNEL, inducing=X[::5], mean=model.layers[0].mean, likelihood=al.Gaussian(1.0)).bind(X, Y[:, None])
+        model = dataclasses.replace(model, layers=(layer,))
+        params = model.start(jax.random.key(0))
+        assert "inducing" not in params["layers"]["0"]["process"]
+        spread = closed.posterior.spread[0, 0]
+        for v in jax.random.normal(jax.random.key(1), (3, 1, 8)):
+            params["layers"]["0"]["location"] = v
+            ours = model.log_prior(params) + jnp.sum(model.log_likelihood(params, batch()))
+            z = jnp.linalg.solve(spread, v[0] - closed.posterior.location[0, 0])
+            density = -0.5 * z @ z - jnp.linalg.slogdet(spread)[1] - 4 * jnp.log(2 * jnp.pi)
+            np.testing.assert_allclose(ours - density, closed.log_evidence.value, rtol=1e-7)
+
+
+def test_a_deep_process_by_stochastic_hamiltonian_dynamics() -> None:
+    """Inducing values of two layers by SG-HMC: draws of functions that know a line, from mini-batches."""
+    y = 1.5 * X[:, 0] + 0.1 * RNG.standard_normal(40)
+    model = gp.DeepGP(gp.RBF(1.0, 1.0), (1,), 6, al.Gaussian(0.2), sampled=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", al.HealthWarning)  # two short chains
+        fit = al.fit(
+            0, model, (X, y), al.SGHMC(num_samples=40, num_warmup=200, num_chains=2, num_search=400, step_size=1e-3, batch_size=20, thin=5)
+        )
+    assert isinstance(fit.posterior, gp.Layered)
+    assert np.corrcoef(fit.predict(0, X).mean, y)[0, 1] > 0.97
+    functions = fit.functions(1, X[:4], 6)
+    assert functions.shape == (6, 4) and np.ptp(functions, axis=0).min() > 0
 
 
 def test_inner_means() -> None:

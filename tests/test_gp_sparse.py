@@ -112,6 +112,23 @@ def test_inducing_inputs_are_where_the_variance_is() -> None:
     assert len(np.unique(gp.greedy(KERNEL.bind(X), x, 40), axis=0)) == 24
 
 
+def test_more_rows_are_taken_in_without_those_before() -> None:
+    """Exactly what all rows at once give, for Gaussian noise; for labels close to it, and in two parts like in one."""
+    model = gp.SparseGP(KERNEL, inducing=Z, likelihood=al.Gaussian(0.3))
+    part, whole = (al.fit(0, model, (X[:n], Y[:n]), gp.Evidence()) for n in (14, 24))
+    grown = gp.extend(part, (X[14:], Y[14:]))
+    assert grown.manifest["data"]["num_data"] == 24 and grown.log_evidence is None
+    for ours, truth in zip(grown.joint(0, X[:3]), whole.joint(0, X[:3]), strict=True):
+        np.testing.assert_allclose(ours, truth, rtol=1e-7, atol=1e-9)
+    labels = (X[:, 0] > 0).astype(int)
+    classes = gp.SparseGP(gp.RBF(1.0, 2.0), inducing=Z, likelihood=al.Bernoulli())
+    settled = gp.SVGP(num_steps=100, batch_size=None, learning_rate=0.0, natural_rate=0.5)
+    first, all_rows = (al.fit(0, classes, (X[:n], labels[:n]), settled) for n in (14, 24))
+    after = gp.extend(first, (X[14:], labels[14:]))
+    truth, before = all_rows.predict(0, X).mean, first.predict(0, X).mean
+    assert np.abs(after.predict(0, X).mean - truth).max() < 0.05 < 0.15 < np.abs(before - truth).max()
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(al.ModelError, match="SVGP"):
         al.fit(0, gp.SparseGP(KERNEL, 4, likelihood=al.Poisson()), (X, np.arange(24)), gp.Evidence())

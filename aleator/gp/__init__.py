@@ -1,9 +1,11 @@
 """Gaussian processes (A9, A10, E7): kernels, exact and sparse processes, wide networks' limits, deep processes."""
 
-from aleator.gp import deep, random_features, series, sparse, svgp, wide
+from aleator.gp import deep, iterative, random_features, series, sparse, svgp, wide
 from aleator.gp.conditioned import Conditioned
 from aleator.gp.deep import DSVI, DeepGP, Layered
 from aleator.gp.evidence import Evidence
+from aleator.gp.heads import RandomHead, sngp
+from aleator.gp.iterative import Iterative
 from aleator.gp.kernels import (
     RBF,
     Bias,
@@ -24,8 +26,9 @@ from aleator.gp.kernels import (
     matrix,
 )
 from aleator.gp.means import Constant, Fixed, Mean, Projection, Zero
+from aleator.gp.noises import KnownNoise, NoiseProcess, long_form
 from aleator.gp.process import GP
-from aleator.gp.questions import LeaveOneOut, extend, leave_one_out, prior_functions
+from aleator.gp.questions import LeaveOneOut, Overfit, extend, leave_one_out, overfitting, prior_functions
 from aleator.gp.random_features import RandomDeep, RandomFourier
 from aleator.gp.series import SeriesGP, Smoothed
 from aleator.gp.sparse import Inducing, SparseGP, greedy
@@ -45,7 +48,9 @@ __all__ = [
     "Fixed",
     "GP",
     "Inducing",
+    "Iterative",
     "Kernel",
+    "KnownNoise",
     "Layered",
     "LeaveOneOut",
     "Linear",
@@ -53,12 +58,15 @@ __all__ = [
     "Matern32",
     "Matern52",
     "Mean",
+    "NoiseProcess",
+    "Overfit",
     "Periodic",
     "Product",
     "Projection",
     "RBF",
     "RandomDeep",
     "RandomFourier",
+    "RandomHead",
     "RationalQuadratic",
     "SVGP",
     "SeriesGP",
@@ -70,11 +78,15 @@ __all__ = [
     "deep",
     "extend",
     "greedy",
+    "iterative",
     "leave_one_out",
+    "long_form",
     "matrix",
+    "overfitting",
     "prior_functions",
     "random_features",
     "series",
+    "sngp",
     "sparse",
     "svgp",
     "wide",

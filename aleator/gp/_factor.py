@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from aleator._typing import Array
+from aleator import _tree
+from aleator._typing import Array, Tree
 from aleator.linalg.dense import MAX_JITTER
 
 FIRST_JITTER = 1e-14  # relative to the mean diagonal, as in `aleator.linalg.cholesky`
@@ -73,3 +75,28 @@ def _density(lower: Array, residual: Array) -> Array:
     z = solve_triangular(lower, residual, lower=True)
     n, k = residual.shape
     return -0.5 * jnp.sum(z**2) - k * jnp.sum(jnp.log(jnp.diag(lower))) - 0.5 * n * k * math.log(2 * math.pi)
+
+
+def pivoted(kernel: Any, params: Tree, x: Tree, number: int) -> tuple[Array, Array]:
+    """The first `number` rows R (number, n) of a pivoted Cholesky factorisation, RᵀR ≈ K(x, x), each where the variance that those before leave is largest,
+    and which rows of x they are: O(n·number²), K itself is never formed. Rows are 0 where nothing is left."""
+    x = _tree.as_float64(x)
+    variance = kernel.diag(params, x)
+    least = 1e-14 * jnp.max(variance)
+
+    def body(i: Array, state: tuple) -> tuple:
+        left, rows, chosen, taken = state
+        best = jnp.argmax(left)
+        enough = left[best] > least
+        pivot = jnp.sqrt(jnp.where(enough, left[best], 1.0))
+        row = (kernel(params, _tree.take(x, best[None]), x)[0] - rows[:, best] @ rows) / pivot
+        row = jnp.where(
+            enough, jnp.where(taken, 0.0, row).at[best].set(pivot), 0.0
+        )  # rows chosen before have nothing left, whatever rounding says
+        taken = taken.at[best].set(True)
+        return jnp.where(taken, -1.0, jnp.maximum(left - row**2, 0.0)), rows.at[i].set(row), chosen.at[i].set(best.astype(jnp.int32)), taken
+
+    size = len(variance)
+    start = (variance, jnp.zeros((number, size)), jnp.zeros(number, jnp.int32), jnp.zeros(size, bool))
+    _, rows, chosen, _ = jax.lax.fori_loop(0, number, body, start)
+    return rows, chosen

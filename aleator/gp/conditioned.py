@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,10 +22,11 @@ from jax.scipy.linalg import solve_triangular
 
 from aleator import _tree
 from aleator._cache import cached
-from aleator._errors import DataError, message
+from aleator._errors import DataError, HealthWarning, message
 from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.data import Data
+from aleator.gp import iterative
 from aleator.gp._factor import factor
 from aleator.linalg import cholesky
 from aleator.posterior import Draws, Point, Posterior, Score, _by_rows, check_joint
@@ -33,7 +35,7 @@ MAX_FACTORS = 100  # draws of hyper-parameters a prediction uses at most: each c
 
 
 class Solved(NamedTuple):
-    """C (g, n, n) and α (g, n, k/g) for one θ."""
+    """C (g, n, n) and α (g, n, k/g) for one θ; C is (g, 0, 0) where there is no factor (gp.Iterative)."""
 
     lower: Array
     weights: Array
@@ -77,7 +79,7 @@ class Conditioned(Posterior):
                 solved = self.solved(model)
                 compute = _moments(model)
                 piece = lambda rows: compute(self.base.params, self.x, solved, rows)
-                mean, variance = _by_rows(piece, x, lambda rows: 24 * rows * len(self.y) * solved.lower.shape[0])
+                mean, variance = _by_rows(piece, x, lambda rows: (24 if solved.lower.size else 48) * rows * len(self.y) * len(solved.lower))
                 extra = jax.tree.map(np.asarray, model.extra(jax.tree.map(jnp.asarray, self.base.params)))
                 return Outputs(mean=mean, variance=np.maximum(variance, 0.0), extra=extra)
             key_params, key_f = jax.random.split(key)
@@ -96,7 +98,7 @@ class Conditioned(Posterior):
             params, each = self._draws(key_params, num_samples)
             x = jax.tree.map(jnp.asarray, x)
             check_joint(_tree.rows(x))
-            keys = jax.random.split(key_f, _tree.rows(params))
+            keys = jax.random.split(key_f, 1 if isinstance(self.base, Point) else _tree.rows(params))  # a point may hold nothing
             draws = np.asarray(_paths(model, each)(keys, params, self.x, self.y, x))
             return _spread(model, params, draws)
 
@@ -104,7 +106,7 @@ class Conditioned(Posterior):
         if not isinstance(self.base, Point):
             return super().joint(key, model, x, num_samples)
         with jax.enable_x64(True):
-            rows, k = _tree.rows(x), model.targets()
+            rows, k = _tree.rows(x), model.likelihood.num_outputs(model.targets())
             check_joint(rows * k)
             mean, each = _joint(model)(self.base.params, self.x, self.solved(model), jax.tree.map(jnp.asarray, x))
             covariance = np.zeros((rows, k, rows, k))
@@ -113,6 +115,17 @@ class Conditioned(Posterior):
 
     def solved(self, model: Any) -> Solved:
         """The factor and weights at a point θ, through the one safe factorisation on the host; made once."""
+        if model not in self._kept and model.iterative(len(self.y)) is not None:
+            with jax.enable_x64(True):
+                solved, residual = _without_factor(model)(self.base.params, self.x, self.y)
+            if residual > 10 * model.iterative(len(self.y)).tolerance:
+                warnings.warn(
+                    f"Conjugate gradients stopped with a relative residual of {residual:.1e}: raise Iterative.num_steps or rank.",
+                    HealthWarning,
+                    stacklevel=2,
+                )
+            self._kept.clear()
+            self._kept[model] = solved
         if model not in self._kept:
             with jax.enable_x64(True):
                 matrix, residual = _matrices(model)(self.base.params, self.x, self.y)
@@ -156,39 +169,54 @@ def solve(model: Any, params: Tree, x: Tree, y: Array) -> Solved:
         lower, _ = factor(matrix)
         return Solved(lower, _twice(lower, residual))
 
+    if model.iterative(_tree.rows(x)) is not None:
+        return without_factor(model, params, x, y)[0]
     return jax.vmap(one)(model.covariance(params, x), model.residual(params, x, y))
+
+
+def without_factor(model: Any, params: Tree, x: Tree, y: Array) -> tuple[Solved, Array]:
+    """α by conjugate gradients, and the largest relative residual left."""
+    one = lambda noise, right: iterative.solve(model.iterative(len(y)), model.kernel, params["kernel"], model.inputs(x), noise, right)
+    weights, residual = jax.vmap(one)(model.noise_variance(params, x), model.residual(params, x, y))
+    return Solved(jnp.zeros((len(weights), 0, 0)), weights), jnp.max(residual)
 
 
 def _twice(lower: Array, right: Array) -> Array:
     return solve_triangular(lower, solve_triangular(lower, right, lower=True), lower=True, trans=1)
 
 
+def _sides(model: Any, params: Tree, train: Tree, solved: Solved, cross: Array) -> tuple[Array, Array]:
+    """U, V (g, n, rows) with UᵀV = k(x, X)A⁻¹k(X, x): equal halves from the factor, else k(X, x) itself and its solution."""
+    if solved.lower.shape[1]:
+        half = jax.vmap(lambda lower: solve_triangular(lower, cross, lower=True))(solved.lower)
+        return half, half
+    solver, seen = model.iterative(len(cross)), model.inputs(train)
+    one = lambda noise: iterative.solve(solver, model.kernel, params["kernel"], seen, noise, cross)[0]
+    return jnp.broadcast_to(cross, (len(solved.lower), *cross.shape)), jax.vmap(one)(model.noise_variance(params, train))
+
+
 def moments(model: Any, params: Tree, train: Tree, solved: Solved, x: Tree) -> tuple[Array, Array]:
-    """Mean and variance of f at each row, (rows, k)."""
-    x = _tree.as_float64(x)
-    cross = model.kernel(params["kernel"], _tree.as_float64(train), x)
-    prior = model.kernel.diag(params["kernel"], x)
-
-    def one(lower: Array, weights: Array) -> tuple[Array, Array]:
-        half = solve_triangular(lower, cross, lower=True)
-        return cross.T @ weights, prior - jnp.sum(half**2, axis=0)
-
-    mean, variance = jax.vmap(one)(*solved)
-    return _columns(model, params, x, mean), jnp.broadcast_to(variance.T, (len(prior), model.targets()))
+    """Mean and variance of the outputs at each row, (rows, o): of f, and where noise differs between rows its raw scale, which is known."""
+    seen, k = model.inputs(x), model.targets()
+    cross = model.kernel(params["kernel"], model.inputs(train), seen)
+    left, right = _sides(model, params, train, solved, cross)
+    variance = model.kernel.diag(params["kernel"], seen) - jnp.sum(left * right, axis=1)
+    mean = jnp.einsum("nr,gnk->grk", cross, solved.weights)
+    raw = model.raw(params, x)
+    variance = jnp.broadcast_to(variance.T, (len(raw), k))
+    return jnp.concatenate([_columns(model, params, seen, mean), raw], axis=1), jnp.concatenate([variance, jnp.zeros_like(raw)], axis=1)
 
 
 def joint(model: Any, params: Tree, train: Tree, solved: Solved, x: Tree) -> tuple[Array, Array]:
-    """Mean (rows, k) and covariance (k, rows, rows) of f over all rows, column by column."""
-    x = _tree.as_float64(x)
-    cross = model.kernel(params["kernel"], _tree.as_float64(train), x)
-    prior = model.kernel(params["kernel"], x, x)
-
-    def one(lower: Array, weights: Array) -> tuple[Array, Array]:
-        half = solve_triangular(lower, cross, lower=True)
-        return cross.T @ weights, prior - half.T @ half
-
-    mean, covariance = jax.vmap(one)(*solved)
-    return _columns(model, params, x, mean), jnp.broadcast_to(covariance, (model.targets(), *prior.shape))
+    """Mean (rows, o) and covariance (o, rows, rows) of the outputs over all rows, column by column."""
+    seen, k = model.inputs(x), model.targets()
+    cross = model.kernel(params["kernel"], model.inputs(train), seen)
+    left, right = _sides(model, params, train, solved, cross)
+    covariance = model.kernel(params["kernel"], seen, seen) - jnp.einsum("gnr,gns->grs", left, right)
+    covariance = jnp.broadcast_to(0.5 * (covariance + covariance.transpose(0, 2, 1)), (k, *covariance.shape[1:]))
+    mean, raw = jnp.einsum("nr,gnk->grk", cross, solved.weights), model.raw(params, x)
+    nothing = jnp.zeros((raw.shape[1], *covariance.shape[1:]))
+    return jnp.concatenate([_columns(model, params, seen, mean), raw], axis=1), jnp.concatenate([covariance, nothing])
 
 
 def _columns(model: Any, params: Tree, x: Tree, mean: Array) -> Array:
@@ -206,6 +234,11 @@ def root(covariance: Array) -> Array:
 @cached
 def _matrices(model: Any) -> Callable:
     return jax.jit(lambda params, x, y: (model.covariance(params, x), model.residual(params, x, y)))
+
+
+@cached
+def _without_factor(model: Any) -> Callable:
+    return jax.jit(functools.partial(without_factor, model))
 
 
 @cached

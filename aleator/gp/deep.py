@@ -9,6 +9,7 @@ layer at one input depend on the layer below at that input only, so that a row i
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -22,7 +23,7 @@ from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
-from aleator.gp.conditioned import root
+from aleator.gp.conditioned import extras, root
 from aleator.gp.kernels import RBF, Kernel
 from aleator.gp.means import Projection
 from aleator.gp.sparse import SparseGP, _as_tuple, greedy, sparse_joint, sparse_moments
@@ -30,8 +31,9 @@ from aleator.gp.svgp import divergence, expected
 from aleator.likelihoods import Gaussian, Likelihood
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
-from aleator.posterior import Point, Posterior, Score, check_joint
+from aleator.posterior import Draws, Point, Posterior, Score, check_joint
 
+FIXED = 8  # draws of the inner layers behind the likelihood of sampled values
 INNER = 1e-2  # the first standard deviation of inner layers' inducing values: noise that is learned, not begun with
 
 
@@ -41,6 +43,10 @@ class DeepGP:
 
     hidden: number of processes of each inner layer; inner layers are processes around a linear mean (the identity where sizes are equal, else the leading
     principal components, or zeros added), without which functions of many layers forget their inputs (Duvenaud et al. 2014). An empty `hidden` is a sparse GP.
+
+    sampled: the whitened inducing values v ~ N(0, I) of all layers are parameters themselves, in the place of a Gaussian q(v), and inducing inputs stay where they
+    are: then any sampler applies, al.SGHMC above all (Havasi et al. 2018). Its target is exp{Σᵢ E[log p(yᵢ | f(xᵢ)) | v]}·p(v), the best q(v) of any form; the expectation
+    is over what v leaves open of the inner layers, by 8 fixed draws, so that the density does not change between evaluations.
     """
 
     kernel: Kernel = RBF()
@@ -49,6 +55,7 @@ class DeepGP:
     likelihood: Likelihood = Gaussian()
     layers: tuple[SparseGP, ...] = ()
     num_targets: int | None = None
+    sampled: bool = False
 
     minibatch = True
     stochastic = False
@@ -74,12 +81,12 @@ class DeepGP:
         layers = []
         for size in self.hidden:
             mean = Projection(_as_tuple(_principal(inputs, size)))
-            layers.append(SparseGP(self.kernel.bind(inputs), len(places), mean, Gaussian(1.0), True, _as_tuple(places), size))
+            layers.append(SparseGP(self.kernel.bind(inputs), len(places), mean, Gaussian(1.0), not self.sampled, _as_tuple(places), size))
             places, inputs = (values @ np.asarray(mean.matrix) for values in (places, inputs))
         layers.append(
             SparseGP(
                 self.kernel.bind(inputs), len(places), Projection(_as_tuple(np.zeros((inputs.shape[1], self.likelihood.num_outputs(k))))),
-                Gaussian(1.0), True, _as_tuple(places), self.likelihood.num_outputs(k),
+                Gaussian(1.0), not self.sampled, _as_tuple(places), self.likelihood.num_outputs(k),
             )
         )  # fmt: skip
         return dataclasses.replace(self, layers=tuple(layers), num_targets=k)
@@ -106,22 +113,24 @@ class DeepGP:
         layer = self.layers[number]
         size, inducing = layer.num_processes(), layer.num_inducing
         scale = 1.0 if number == len(self.layers) - 1 else INNER
-        return {
-            "process": layer.start(key),
-            "location": jnp.zeros((size, inducing)),
-            "spread": jnp.broadcast_to(scale * jnp.eye(inducing), (size, inducing, inducing)),
-        }
+        middle = {"process": layer.start(key), "location": jnp.zeros((size, inducing))}
+        return middle if self.sampled else middle | {"spread": jnp.broadcast_to(scale * jnp.eye(inducing), (size, inducing, inducing))}
 
     def sample_prior(self, key: Key) -> Tree:
-        """Of hyper-parameters; q is as it begins."""
-        key_start, key_likelihood, key_layers = jax.random.split(key, 3)
+        """Of hyper-parameters, and of the inducing values where they are parameters; q is as it begins."""
+        key_start, key_likelihood, key_layers, key_values = jax.random.split(key, 4)
         params = self.start(key_start)
-        keys = jax.random.split(key_layers, len(self.layers))
+        keys, values = (jax.random.split(k, len(self.layers)) for k in (key_layers, key_values))
         drawn = {str(i): params["layers"][str(i)] | {"process": layer.sample_prior(keys[i])} for i, layer in enumerate(self.layers)}
+        if self.sampled:
+            drawn = {i: part | {"location": jax.random.normal(values[int(i)], part["location"].shape)} for i, part in drawn.items()}
         return {"layers": drawn, "likelihood": self.likelihood.sample_extra(key_likelihood, self.targets())}
 
     def log_prior(self, params: Tree) -> Array:
         parts = [layer.log_prior(params["layers"][str(i)]["process"]) for i, layer in enumerate(self.layers)]
+        if self.sampled:
+            values = [params["layers"][str(i)]["location"] for i in range(len(self.layers))]
+            parts += [-0.5 * jnp.sum(v**2) - 0.5 * v.size * math.log(2 * math.pi) for v in values]
         return sum(parts, self.likelihood.log_prior_extra(params["likelihood"]))
 
     def extra(self, params: Tree) -> dict:
@@ -132,15 +141,16 @@ class DeepGP:
         each = [params["layers"][str(i)] for i in range(len(self.layers))]
         return sum((divergence(part["location"], jnp.tril(part["spread"])) for part in each), jnp.zeros(()))
 
-    def moments(self, key: Key, params: Tree, x: Tree) -> tuple[Array, Array]:
-        """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart."""
+    def moments(self, key: Key | None, params: Tree, x: Tree, given: Any = None) -> tuple[Array, Array]:
+        """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart, or the normals behind it, [(o₁,), …]."""
         f = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1)
-        keys = jax.random.split(key, len(self.layers))
+        keys = None if key is None else jax.random.split(key, len(self.layers))
         for i, layer in enumerate(self.layers):
             part = params["layers"][str(i)]
-            mean, variance = sparse_moments(layer, part["process"], part["location"], jnp.tril(part["spread"]), f)
+            mean, variance = sparse_moments(layer, part["process"], part["location"], _spread(part), f)
             if i + 1 < len(self.layers):
-                f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * jax.random.normal(keys[i], mean.shape)
+                z = given[i] if keys is None else jax.random.normal(keys[i], mean.shape)
+                f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * z
         return mean, jnp.maximum(variance, 1e-12)
 
     def function(self, key: Key, params: Tree, x: Tree) -> list[Array]:
@@ -149,7 +159,7 @@ class DeepGP:
         keys = jax.random.split(key, len(self.layers))
         for i, layer in enumerate(self.layers):
             part = params["layers"][str(i)]
-            mean, covariance = sparse_joint(layer, part["process"], part["location"], jnp.tril(part["spread"]), f)
+            mean, covariance = sparse_joint(layer, part["process"], part["location"], _spread(part), f)
             f = mean + jnp.einsum("kij,jk->ik", jax.vmap(root)(covariance), jax.random.normal(keys[i], mean.shape))
             drawn.append(f)
         return drawn
@@ -164,10 +174,33 @@ class DeepGP:
 
         return jnp.mean(jax.vmap(one)(jax.random.split(key, num_samples)), axis=0), self.divergence(params)
 
-    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> NoReturn:
-        raise ModelError(
-            message("A deep process has a bound, no likelihood.", "model.log_likelihood", "al.gp.DSVI()", "fit it with al.gp.DSVI")
-        )
+    def log_likelihood(self, params: Tree, batch: Batch, key: Key | None = None, apply: Any = None) -> Array:
+        """E[log p(yᵢ | f(xᵢ)) | v], (n,), for sampled=True."""
+        if not self.sampled:
+            raise ModelError(
+                message(
+                    "A deep process has a bound, no likelihood.",
+                    "model.log_likelihood",
+                    "al.gp.DSVI()",
+                    "fit it with al.gp.DSVI, or take DeepGP(…, sampled=True) for samplers",
+                )
+            )
+        sizes = self.hidden if isinstance(self.hidden, tuple) else ()
+        half = np.random.default_rng(0).standard_normal((FIXED // 2 if sizes else 1, sum(sizes)))
+        normals = np.concatenate([half, -half]) if sizes else half
+        normals = normals / np.sqrt(np.mean(normals**2, axis=0))  # mean 0 and variance 1 exactly
+
+        def one(z: Array) -> Array:
+            mean, variance = self.moments(None, params, batch.x, jnp.split(z, np.cumsum(sizes)[:-1]) if sizes else [])
+            return expected(
+                jax.random.key(0), self.likelihood, mean, variance, batch.y, self.extra(params)
+            )  # fixed draws here too, for labels
+
+        return jnp.mean(jax.lax.map(one, jnp.asarray(normals)), axis=0)
+
+    def condition(self, posterior: Posterior, data: Any) -> Posterior:
+        """Draws of inducing values as draws of functions."""
+        return posterior if isinstance(posterior, Layered) else Layered(posterior, posterior.log_evidence)
 
     def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> NoReturn:
         raise ModelError(message("Parameters alone do not make a function.", "model.outputs", "draws", "use fit.predict(key, x)"))
@@ -175,7 +208,7 @@ class DeepGP:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layered(Posterior):
-    """f of a deep process: draws through the layers. base: a Point with all its parameters."""
+    """f of a deep process: draws through the layers. base: a Point with all its parameters, or draws of them."""
 
     base: Any
     log_evidence: Score | None = None
@@ -190,30 +223,51 @@ class Layered(Posterior):
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         """Rows apart: each drawn through all layers, the last layer from its Gaussian."""
         with jax.enable_x64(True):
-            params = jax.tree.map(jnp.asarray, self.base.params)
+            key_params, key_f = jax.random.split(key)
+            params = self._params(key_params, num_samples)
             size = max(layer.num_inducing * layer.num_processes() for layer in model.layers)
             step = max(1, (64 * 2**20) // (8 * size))
             pieces = []
             for number, first in enumerate(range(0, _tree.rows(x), step)):
-                keys = jax.random.split(jax.random.fold_in(key, number), num_samples)
+                keys = jax.random.split(jax.random.fold_in(key_f, number), num_samples)
                 rows = jnp.asarray(np.asarray(x)[first : first + step])
                 pieces.append(np.asarray(_marginal_draws(model)(keys, params, rows)))
-            draws = np.concatenate(pieces, axis=1)
-            extra = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape)), model.extra(params))
-            return Outputs(draws=draws, extra=extra)
+            return Outputs(draws=np.concatenate(pieces, axis=1), extra=self._extra(model, params, num_samples))
 
     def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         with jax.enable_x64(True):
-            params = jax.tree.map(jnp.asarray, self.base.params)
-            extra = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape)), model.extra(params))
-            return Outputs(draws=self.layers(key, model, x, num_samples)[-1], extra=extra)
+            key_params, key_f = jax.random.split(key)
+            params = self._params(key_params, num_samples)
+            draws = self._layers(key_f, model, params, x, num_samples)[-1]
+            return Outputs(draws=draws, extra=self._extra(model, params, num_samples))
 
     def layers(self, key: Key, model: Any, x: Tree, num_samples: int) -> list[np.ndarray]:
         """Draws of every layer as functions of x, [(num_samples, rows, o₁), …], each jointly over all rows."""
-        check_joint(_tree.rows(x))
         with jax.enable_x64(True):
-            params = jax.tree.map(jnp.asarray, self.base.params)
-            return [np.asarray(part) for part in _layer_draws(model)(jax.random.split(key, num_samples), params, jnp.asarray(x))]
+            key_params, key_f = jax.random.split(key)
+            return self._layers(key_f, model, self._params(key_params, num_samples), x, num_samples)
+
+    def _layers(self, key: Key, model: Any, params: Tree, x: Tree, num_samples: int) -> list[np.ndarray]:
+        check_joint(_tree.rows(x))
+        return [np.asarray(part) for part in _layer_draws(model)(jax.random.split(key, num_samples), params, jnp.asarray(x))]
+
+    def _params(self, key: Key, num_samples: int) -> Tree:
+        """One set of parameters for each draw of f: a leading axis of num_samples, or of 1 where all are the same."""
+        if isinstance(self.base, Point):
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.base.params)
+        if isinstance(self.base, Draws) and self.base.weights is None:
+            chosen = np.linspace(0, _tree.rows(self.base.params) - 1, num_samples).round().astype(np.int32)
+            return jax.tree.map(jnp.asarray, _tree.take(self.base.params, chosen))
+        return jax.tree.map(jnp.asarray, self.base.sample(key, num_samples))
+
+    def _extra(self, model: Any, params: Tree, num_samples: int) -> dict:
+        each = extras(model, params, _tree.rows(params))
+        return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape[1:])), each)
+
+
+def _spread(part: Tree) -> Array | None:
+    """R of a layer's q(v), None where v is a parameter."""
+    return jnp.tril(part["spread"]) if "spread" in part else None
 
 
 class State(NamedTuple):
@@ -277,7 +331,7 @@ class DSVI(Method):
         import optax
 
         model = target.model
-        if not isinstance(model, DeepGP) or target.temperature != 1.0:
+        if not isinstance(model, DeepGP) or model.sampled or target.temperature != 1.0:
             raise MethodError(message("DSVI fits deep Gaussian processes.", type(model).__name__, self.card.needs, "use another method"))
         optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps, 0.01))
 
@@ -316,9 +370,16 @@ def _marginal_draws(model: Any) -> Callable:
         mean, variance = model.moments(key_inner, params, x)
         return mean + jnp.sqrt(variance) * jax.random.normal(key_last, mean.shape)
 
-    return jax.jit(lambda keys, params, x: jax.lax.map(lambda key: one(key, params, x), keys))
+    return jax.jit(lambda keys, params, x: _each(keys, params, lambda key, p: one(key, p, x)))
 
 
 @cached
 def _layer_draws(model: Any) -> Callable:
-    return jax.jit(lambda keys, params, x: jax.lax.map(lambda key: model.function(key, params, x), keys))
+    return jax.jit(lambda keys, params, x: _each(keys, params, lambda key, p: model.function(key, p, x)))
+
+
+def _each(keys: Key, params: Tree, function: Callable) -> Any:
+    """function(key, params) for every key, with its own set of parameters where there is one each."""
+    if _tree.rows(params) == len(keys):
+        return jax.lax.map(lambda both: function(*both), (keys, params))
+    return jax.lax.map(lambda key: function(key, _tree.take(params, 0)), keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
-from aleator._errors import MethodError, message
+from aleator._errors import HealthWarning, MethodError, message
 from aleator._random import as_key
 from aleator._typing import KeyLike, Tree
 from aleator.data import Data, as_data, check_arrays
 from aleator.gp.conditioned import Conditioned, root
+from aleator.gp.sparse import Inducing
+from aleator.gp.svgp import absorb
 from aleator.posterior import Point, check_joint
 
 
@@ -48,7 +51,13 @@ def leave_one_out(fit: Any) -> LeaveOneOut:
 
 def extend(fit: Any, data: Any) -> Any:
     """A Fit with more rows under the same hyper-parameters: the factor grows by the new rows, O(n²m) for m of them; `fit.update(data)` learns the
-    hyper-parameters again."""
+    hyper-parameters again.
+
+    A sparse fit takes them into q(v), inducing inputs as they are, and forgets the rows: for Gaussian noise what fitting all rows under these hyper-parameters
+    gives, exactly; for other likelihoods with q(v) so far in the place of the prior (streaming variational Bayes). Its log evidence would need the rows before, and is
+    None."""
+    if isinstance(fit.posterior, Inducing):
+        return _absorb(fit, as_data(data))
     posterior, model = _point(fit, "extend"), fit.model
     given: Any = as_data(data)
     more = Data(given.x, model.likelihood.encode(given.y, fitting=False), None)
@@ -77,6 +86,63 @@ def extend(fit: Any, data: Any) -> Any:
     return dataclasses.replace(fit, posterior=grown, manifest=manifest)
 
 
+def _absorb(fit: Any, given: Any) -> Any:
+    posterior, model = fit.posterior, fit.model
+    with jax.enable_x64(True):
+        y = jnp.asarray(model.likelihood.encode(given.y, fitting=False))
+        params, x = posterior._stacked(), jax.tree.map(jnp.asarray, given.x)
+        location, spread = absorb(model)(params, jnp.asarray(posterior.location), jnp.asarray(posterior.spread), x, y)
+    grown = Inducing(posterior.base, np.asarray(location), np.asarray(spread))
+    manifest = fit.manifest | {"data": fit.manifest["data"] | {"num_data": fit.manifest["data"]["num_data"] + len(y)}}
+    return dataclasses.replace(fit, posterior=grown, manifest=manifest)
+
+
+class Overfit(NamedTuple):
+    """evidence: log p(y | x, θ*)/n of the rows fitted, held_out: mean log density of the rows left out given them, both in nats a row; stderr: of held_out."""
+
+    evidence: float
+    held_out: float
+    stderr: float
+
+
+def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
+    """Whether hyper-parameters were fitted to the noise: the model is fitted again to all but a share of its rows, drawn by `key`, and scored on those.
+
+    The evidence of n rows is a sum of n predictions, each of a row from those before; a model that is right predicts new rows from all n at least as well. Where the
+    evidence a row is above that by more than three of the standard errors that the model's own predictions lead to expect, a HealthWarning says so. Deep kernels
+    with many weights and few rows do this (Ober et al. 2021).
+    """
+    posterior = fit.posterior
+    if not isinstance(posterior, Conditioned) or fit.log_evidence is None:
+        raise MethodError(
+            message("Overfitting is judged by evidence.", type(posterior).__name__, "a fit of al.gp.GP by gp.Evidence", "fit it so")
+        )
+    from aleator.fit import fit as fit_again  # lazily: one floor up
+
+    number = len(posterior.y)
+    key_rows, key_fit = jax.random.split(as_key(key))
+    order = np.asarray(jax.random.permutation(key_rows, number))
+    size = int(np.clip(round(share * number), 2, number - 1))
+    out, kept = order[:size], order[size:]
+    rows = lambda index: jax.tree.map(lambda leaf: leaf[index], posterior.x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HealthWarning)  # the first fit has said what there is to say
+        again = fit_again(key_fit, fit.model, (rows(kept), posterior.y[kept]), fit.method)
+    predictive = again.predict(0, rows(out))
+    scores = np.asarray(predictive.log_prob(posterior.y[out]))
+    # If the model is right, a score −½ log 2πv − ½ z² has variance ½, and what the log of its variances adds.
+    expected = np.sqrt((0.5 + np.var(0.5 * np.log(predictive.variance))) / len(scores))
+    result = Overfit(again.log_evidence.value / len(kept), float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5))
+    if result.evidence > result.held_out + 3 * expected:
+        warnings.warn(
+            f"The evidence promises {result.evidence:.2f} nats a row, rows left out score {result.held_out:.2f} ± {result.stderr:.2f}: the hyper-parameters are "
+            "overfitted. Use fewer features, a tighter prior, or sample them.",
+            HealthWarning,
+            stacklevel=2,
+        )
+    return result
+
+
 def prior_functions(key: KeyLike, model: Any, x: Any, num_samples: int = 20, params: Tree = None) -> np.ndarray:
     """Draws of f from the prior at the rows of x, (num_samples, rows, k): hyper-parameters as given (without a leading axis), else drawn with each."""
     x = check_arrays(x, "x")
@@ -88,6 +154,7 @@ def prior_functions(key: KeyLike, model: Any, x: Any, num_samples: int = 20, par
         key_params, key_f = jax.random.split(key)
         drawn = model.sample_prior(key_params) if params is None else jax.tree.map(jnp.asarray, params)
         rows = _tree.as_float64(jax.tree.map(jnp.asarray, x))
+        rows = model.inputs(rows) if hasattr(model, "inputs") else rows
         half = root(model.kernel(drawn["kernel"], rows, rows))
         return half @ jax.random.normal(key_f, (half.shape[1], k)) + model.mean(drawn["mean"], rows, k)
 
@@ -105,5 +172,9 @@ def _point(fit: Any, what: str) -> Conditioned:
                 "a fit of al.gp.GP by al.gp.Evidence() or al.MAP()",
                 "fit it that way",
             )
+        )
+    if fit.model.iterative(len(posterior.y)) is not None:
+        raise MethodError(
+            message(f"{what} needs a factor.", "a fit by conjugate gradients", "at most 10⁴ rows, solver=None", "fit.update(data)")
         )
     return posterior

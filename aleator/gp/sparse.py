@@ -27,7 +27,7 @@ from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.data import Data
-from aleator.gp._factor import factor
+from aleator.gp._factor import factor, pivoted
 from aleator.gp.conditioned import extras, root
 from aleator.gp.kernels import Kernel
 from aleator.gp.means import Mean, Zero
@@ -278,43 +278,29 @@ def greedy(kernel: Kernel, x: np.ndarray, number: int, params: Tree = None) -> n
 
 @cached
 def _pivots(kernel: Kernel, number: int) -> Callable:
-    def run(params: Tree, x: Array) -> Array:
-        x = _tree.as_float64(x)
-        left = kernel.diag(params, x)
-
-        def body(i: Array, state: tuple) -> tuple:
-            left, rows, chosen = state
-            best = jnp.argmax(left)
-            pivot = jnp.sqrt(jnp.maximum(left[best], 1e-300))
-            row = (kernel(params, x[best][None], x)[0] - rows[:, best] @ rows) / pivot
-            row = jnp.where(chosen_mask(chosen, i, len(left)), 0.0, row).at[best].set(pivot)
-            left = jnp.maximum(left - row**2, 0.0).at[best].set(-1.0)
-            return left, rows.at[i].set(row), chosen.at[i].set(best.astype(jnp.int32))
-
-        start = (left, jnp.zeros((number, len(left))), jnp.zeros(number, jnp.int32))
-        return jax.lax.fori_loop(0, number, body, start)[2]
-
-    def chosen_mask(chosen: Array, i: Array, size: int) -> Array:
-        """Rows chosen before have nothing left, whatever rounding says."""
-        return jnp.zeros(size, bool).at[chosen].max(jnp.arange(number) < i)
-
-    return jax.jit(run)
+    return jax.jit(lambda params, x: pivoted(kernel, params, x, number)[1])
 
 
-def sparse_moments(model: Any, params: Tree, location: Array, spread: Array, x: Tree) -> tuple[Array, Array]:
-    """Mean and variance of f at each row, (rows, o)."""
+def sparse_moments(model: Any, params: Tree, location: Array, spread: Array | None, x: Tree) -> tuple[Array, Array]:
+    """Mean and variance of f at each row, (rows, o); without a spread v is known to be `location`."""
     a = model.project(params, x)
     prior = model.kernel.diag(params["kernel"], _tree.as_float64(x)) - jnp.sum(a**2, axis=0)
+    mean = a.T @ location.T + model.offset(params, x)
+    if spread is None:
+        return mean, jnp.broadcast_to(prior[:, None], mean.shape)
     variance = jax.vmap(lambda r: jnp.sum((r.T @ a) ** 2, axis=0))(spread)
-    return a.T @ location.T + model.offset(params, x), (prior + variance).T
+    return mean, (prior + variance).T
 
 
-def sparse_joint(model: Any, params: Tree, location: Array, spread: Array, x: Tree) -> tuple[Array, Array]:
+def sparse_joint(model: Any, params: Tree, location: Array, spread: Array | None, x: Tree) -> tuple[Array, Array]:
     """Mean (rows, o) and covariance (o, rows, rows)."""
     a, rows = model.project(params, x), _tree.as_float64(x)
     prior = model.kernel(params["kernel"], rows, rows) - a.T @ a
+    mean = a.T @ location.T + model.offset(params, x)
+    if spread is None:
+        return mean, jnp.broadcast_to(prior, (len(location), *prior.shape))
     halves = jax.vmap(lambda r: r.T @ a)(spread)
-    return a.T @ location.T + model.offset(params, x), prior + jax.vmap(lambda half: half.T @ half)(halves)
+    return mean, prior + jax.vmap(lambda half: half.T @ half)(halves)
 
 
 def _as_tuple(values: np.ndarray) -> tuple:

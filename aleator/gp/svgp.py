@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -11,17 +12,20 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from aleator import _tree
+from aleator._cache import cached
 from aleator._errors import MethodError, message
 from aleator._outputs import columns_of
 from aleator._typing import Array, Key, Tree
 from aleator.gp._factor import factor
 from aleator.gp.sparse import Inducing, SparseGP
+from aleator.likelihoods import Gaussian
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
 from aleator.posterior import Point, Score
 
 NODES = 20  # of Gauss–Hermite quadrature of E[log p(y | f)], where each target has an f of its own
 DRAWS = 16  # of f, where they share them
+ABSORBING = 50  # natural steps that take new rows into q(v), for likelihoods that are not Gaussian
 RAMP = 50  # steps over which the natural step grows to its size
 
 
@@ -182,3 +186,34 @@ def _moments(shift: Array, precision: Array) -> tuple[Array, Array]:
         return spread @ (spread.T @ shift), spread
 
     return jax.vmap(one)(shift, precision)
+
+
+@cached
+def absorb(model: SparseGP) -> Callable:
+    """q(v) with more rows in it, the q(v) so far being the prior: natural steps on the new rows alone, one that is exact for Gaussian noise, else many half ones."""
+    exact = isinstance(model.likelihood, Gaussian)
+    rate, number = (1.0, 1) if exact else (0.5, ABSORBING)
+
+    def one(args: tuple, x: Tree, y: Array) -> tuple[Array, Array]:
+        params, location, spread = args
+        a = model.project(params, x)
+        left = model.kernel.diag(params["kernel"], _tree.as_float64(x)) - jnp.sum(a**2, axis=0)
+        inverse = jax.vmap(lambda r: jnp.linalg.inv(r))(spread)
+        before = jnp.swapaxes(inverse, 1, 2) @ inverse
+        first = jnp.einsum("omn,on->om", before, location)
+
+        def step(i: Array, q: tuple[Array, Array]) -> tuple[Array, Array]:
+            shift, precision = q
+            at, wide = _moments(shift, precision)
+            mean, variance = a.T @ at.T, left[:, None] + jax.vmap(lambda r: jnp.sum((r.T @ a) ** 2, axis=0))(wide).T
+            key = jax.random.key(0)  # the same draws at every step, so that it settles
+            total = lambda m, v: jnp.sum(expected(key, model.likelihood, m, v, y, model.extra(params)))
+            alpha, beta = jax.grad(total, (0, 1))(mean + model.offset(params, x), jnp.maximum(variance, 1e-12))
+            beta = jnp.minimum(beta, 0.0)
+            weigh = jax.vmap(lambda b: (a * b) @ a.T, in_axes=1)(beta)
+            shift = (1 - rate) * shift + rate * (first + (a @ (alpha - 2.0 * beta * mean)).T)
+            return shift, (1 - rate) * precision + rate * (before - 2.0 * weigh)
+
+        return _moments(*jax.lax.fori_loop(0, number, step, (first, before)))
+
+    return jax.jit(lambda params, location, spread, x, y: jax.lax.map(lambda s: one(s, x, y), (params, location, spread)))

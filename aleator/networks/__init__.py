@@ -5,6 +5,7 @@ from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
 from aleator.networks.partial import Partial
 from aleator.networks.pruned import Pruned, PrunedSite
+from aleator.networks.spectral import SpectralNorm
 
 __all__ = [
     "MLP",
@@ -17,6 +18,7 @@ __all__ = [
     "PrunedSite",
     "ResNet",
     "Shallow",
+    "SpectralNorm",
     "UserNetwork",
     "as_network",
 ]
