@@ -1,9 +1,9 @@
 """Strange images, calibration and batches of labels: AUROC of every detector, temperature scaling with its test, seconds of BatchBALD.
 
-    python benchmarks/decide.py --data DIR [--steps 3000] [--tasks ood calibration batch]
+    python benchmarks/decide.py --data DIR [--steps 3000] [--tasks ood calibration batch] [--work DIR]
 
 DIR (or ALEATOR_DATA) holds mnist.npz, fashion_mnist.npz and notmnist_test.npz. One LeNet-5 by MAP on MNIST sees Fashion-MNIST and notMNIST; another on Fashion-MNIST
-is recalibrated on 5,000 held-out images.
+is recalibrated on 5,000 held-out images. --work: trained networks are kept there, and not trained again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,9 +26,15 @@ def images(pixels: np.ndarray) -> np.ndarray:
     return (pixels.reshape(-1, 28, 28, 1) / 255.0).astype(np.float32)
 
 
-def trained(x: np.ndarray, y: np.ndarray, steps: int) -> al.Fit:
+def trained(name: str, x: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> al.Fit:
+    kept = None if args.work is None else Path(args.work) / f"{name}-{args.steps}"
+    if kept is not None and kept.exists():
+        return al.load(kept)
     model = al.BNN(al.networks.LeNet5(), al.Categorical(10), al.Normal(1.0))
-    return al.fit(0, model, (x, y), al.MAP(num_steps=steps, batch_size=BATCH))
+    fit = al.fit(0, model, (x, y), al.MAP(num_steps=args.steps, batch_size=BATCH))
+    if kept is not None:
+        fit.save(kept)
+    return fit
 
 
 def strange(args: argparse.Namespace) -> None:
@@ -35,7 +42,7 @@ def strange(args: argparse.Namespace) -> None:
     x, y = images(data["x_train"]), data["y_train"].astype(int)
     held, test = x[50_000:55_000], images(data["x_test"])
     others = {name: images(datasets.load(name, args.data)["x_test"]) for name in ("fashion_mnist", "notmnist_test")}
-    fit = trained(x[:50_000], y[:50_000], args.steps)
+    fit = trained("mnist", x[:50_000], y[:50_000], args)
     accuracy = criteria.accuracy(fit.predict(1, test), data["y_test"].astype(int))
     print(f"one LeNet-5 on MNIST, {args.steps} steps: accuracy {accuracy.value:.4f} ± {accuracy.stderr:.4f}")
     print(f"{'score':<22}  " + "  ".join(f"{name + ' AUROC [↑]':>26}" for name in others) + "  false alarms (asked 0.05)")
@@ -54,7 +61,7 @@ def calibrated(args: argparse.Namespace) -> None:
     data = datasets.load("fashion_mnist", args.data)
     x, y = images(data["x_train"]), data["y_train"].astype(int)
     test, truth = images(data["x_test"]), data["y_test"].astype(int)
-    fit = trained(x[:55_000], y[:55_000], args.steps)
+    fit = trained("fashion", x[:55_000], y[:55_000], args)
     before = fit.predict(1, test)
     print(
         f"Fashion-MNIST, LeNet-5, {args.steps} steps, log score {criteria.log_score(before, truth).value:.4f}: {calibration.calibration_test(2, before, truth)}"
@@ -84,6 +91,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--work")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     arguments = parser.parse_args()
     for task in arguments.tasks:
