@@ -197,7 +197,7 @@ def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
     data = datasets.load("mnist", args.data)
     grey = (data["x_test"] / 255.0).astype(np.float32)
     binary = (np.random.default_rng(0).uniform(size=grey.shape) < grey).astype(np.float32)
-    rows, images = (64, 2000) if args.check else (len(grey), EPOCH)
+    rows, images = (64, 2000) if args.check else (min(args.test, len(grey)), EPOCH)
     return {"train": (data["x_train"][:images] / 255.0).astype(np.float32), "grey": grey[:rows], "test": binary[:rows]}
 
 
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=[*TITLES, "speed"], choices=[*TITLES, "speed"])
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--draws", type=int, default=5000)
+    parser.add_argument("--test", type=int, default=10_000, help="test images scored, from the first")
     parser.add_argument("--annealed", type=int, default=500, help="images whose density is annealed")
     parser.add_argument("--temperatures", type=int, default=500)
     parser.add_argument("--work", default="vae_work", help="checkpoints")

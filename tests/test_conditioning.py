@@ -47,7 +47,9 @@ def test_draws_of_a_gaussian_are_conditioned_exactly(joint):
     np.testing.assert_allclose(found.variance(), np.diag(spread), rtol=5 * np.sqrt(2 / found.ess))
     np.testing.assert_allclose(found.quantile(0.5)[0], centre, atol=float(np.max(6.3 * error)))
     assert found.sample(0, 7).shape == (7, 2)
-    tight = 2 * draws[:, :1] + 0.1 * np.random.default_rng(1).normal(size=(len(draws), 1))  # a kernel alone would widen this by its own width
+    tight = 2 * draws[:, :1] + 0.1 * np.random.default_rng(1).normal(
+        size=(len(draws), 1)
+    )  # a kernel alone would widen this by its own width
     found = conditioning.from_draws(np.hstack([draws[:, :1], tight]), [mean[0], NAN])
     np.testing.assert_allclose(found.variance(), 0.01, rtol=5 * np.sqrt(2 / found.ess))
 

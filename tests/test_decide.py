@@ -530,7 +530,9 @@ def test_the_score_of_all_layers_is_the_sum_of_standardised_log_distances(two_cl
     members = jax.tree.unflatten(jax.tree.structure(fit.posterior.params), found.rate.weights)
     by_hand = [
         sum((np.log(np.min([np.sum(((rows - m) @ w.T) ** 2, axis=1) for m in means], axis=0)) - a) / b for (means, w, a, b), rows in pairs)
-        for pairs in (zip(state, seen, strict=True) for state, seen in zip(found.rate.learnt, ood._at(fit, members, x[:9], True), strict=True))
+        for pairs in (
+            zip(state, seen, strict=True) for state, seen in zip(found.rate.learnt, ood._at(fit, members, x[:9], True), strict=True)
+        )
     ]
     np.testing.assert_allclose(found.score(2, x[:9]), np.mean(by_hand, axis=0), rtol=1e-6)
 

@@ -269,7 +269,12 @@ def _wanted(index: np.ndarray, first: np.ndarray, rounds: list[Round]) -> np.nda
 def _fitted(key: Key, model: Any, x: Tree, index: np.ndarray, labels: list, method: Any, init: Any, options: dict) -> Fit:
     """A fit to the labelled rows, in as many rows as other rounds have."""
     rows = Data(jax.tree.map(lambda leaf: np.asarray(leaf)[index], x), np.array(labels))
-    if not isinstance(model, (BNN, LinearModel)) or method.holdout or getattr(method, "bootstrap", False) or not getattr(method, "base", method).weighs:
+    if (
+        not isinstance(model, (BNN, LinearModel))
+        or method.holdout
+        or getattr(method, "bootstrap", False)
+        or not getattr(method, "base", method).weighs
+    ):
         return fit(key, model, rows, method, init=init, **options)
     batch_size = getattr(getattr(method, "base", method), "batch_size", None) or 1
     size = max(FEWEST, batch_size, 1 << (len(index) - 1).bit_length())
