@@ -98,12 +98,13 @@ def train(row: str, model: VAE, data: Any, stages: tuple[Stage, ...], args: argp
         if plan.exists():
             steps = json.loads(plan.read_text())["num_steps"]
         else:
-            steps = 50 if args.check else max(50, int(60 * args.minutes * stage.share / seconds_per_step(model, data, stage, at)))
+            steps = 50 if args.check else args.epochs and int(args.epochs * stage.share * len(data[1]) / stage.batch_size)
+            steps = steps or max(50, int(60 * args.minutes * stage.share / seconds_per_step(model, data, stage, at)))
             work.mkdir(parents=True, exist_ok=True)
             plan.write_text(json.dumps({"num_steps": steps}))
         resume = (work / "checkpoint.safetensors").exists()
         print(f"{row}: {stage.estimator} k={stage.num_importance}, {steps} steps of {stage.batch_size}", flush=True)
-        at = al.fit(number, model, data, stage.method(steps), init=at, checkpoint=work, checkpoint_every=120.0, resume=resume)
+        at = al.fit(number, model, data, stage.method(steps), init=at, checkpoint=work, checkpoint_every=20.0, resume=resume)
         record["minutes"] += at.manifest["seconds"] / 60
         record["epochs"] += steps * stage.batch_size / len(data[1])
     return at, record
@@ -224,6 +225,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--rows", nargs="+", default=[*TITLES, "speed"], choices=[*TITLES, "speed"])
     parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--epochs", type=float, help="of training, in place of --minutes")
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--test", type=int, default=10_000, help="test images scored, from the first")
     parser.add_argument("--annealed", type=int, default=500, help="images whose density is annealed")
