@@ -66,6 +66,16 @@ class Data:
         pick = lambda leaf: np.asarray(leaf)[rows]
         return Data(jax.tree.map(pick, self.x), jax.tree.map(pick, self.y), None if self.weight is None else self.weight[rows])
 
+    def repeated(self, size: int) -> Data:
+        """The same data in `size` ≥ N rows: rows repeated in turn, each sharing its weight among its copies, so that Σ weight·log p is unchanged.
+
+        >>> Data(None, np.array([5.0, 6.0, 7.0])).repeated(4).weight
+        array([0.5, 1. , 1. , 0.5])
+        """
+        index = np.arange(size) % self.num_data
+        weight = np.ones(self.num_data) if self.weight is None else self.weight
+        return dataclasses.replace(self.take(index), weight=(weight / np.bincount(index))[index])
+
     def batch(self) -> Batch:
         """All rows as one Batch on the device."""
         return Batch(*jax.tree.map(jnp.asarray, (self.x, self.y, self.weight)), index=jnp.asarray(np.arange(self.num_data)))  # by NumPy: nothing to compile

@@ -29,6 +29,7 @@ from aleator.posterior import Draws, LinearGaussian, Mixture, Point, Posterior, 
 SCHEMA = 1
 JSON_NAME = "fit.json"
 AUTO_NAME = "auto.json"  # of several fits with weights
+WITH_NAME = "with.json"  # of a fit and what was learnt beside it: a recalibration, a detector
 PARAMETER_TREES = ("params", "mean")  # fields of sampled posteriors shaped like the model's parameters
 
 
@@ -58,18 +59,35 @@ def save(fit: Any, path: str | os.PathLike) -> None:
         "preprocessor": None if fit.preprocessor is None else fit.preprocessor.to_json(),
     }
     arrays |= {f"info/{name}": np.asarray(trace) for name, trace in fit.info.items()}
+    _write(directory, JSON_NAME, document, arrays)
+
+
+def save_with(whole: Any, path: str | os.PathLike) -> None:
+    """Write an object that has a `fit` and fields of this library's own: the fit to a directory within, the rest beside it."""
+    directory = Path(path)
+    if directory.exists() and (not directory.is_dir() or (any(directory.iterdir()) and not (directory / WITH_NAME).exists())):
+        raise StoreError(message("The directory holds something else.", str(directory), "a new or empty directory", "choose another path"))
+    whole.fit.save(directory / "fit")
+    arrays: dict[str, np.ndarray] = {}
+    fields = {f.name: to_spec(getattr(whole, f.name), arrays, f.name) for f in dataclasses.fields(whole) if f.name != "fit"}
+    document = {"schema": SCHEMA, "aleator": __version__, "object": _name(type(whole)), "fields": fields}
+    _write(directory, WITH_NAME, document, arrays)
+
+
+def _write(directory: Path, name: str, document: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """The arrays in a file named by content, then the document that names it, in place of the one before."""
     content = _files.pack(arrays, {"aleator": __version__})
     document["arrays"] = {"file": f"arrays-{_files.digest(content)[:16]}.safetensors", "sha256": _files.digest(content)}
     text = json.dumps(document, indent=1)
     _files.write_atomic(directory / document["arrays"]["file"], content)
-    _files.write_atomic(directory / JSON_NAME, json.dumps({"sha256": _files.digest(text.encode()), "fit": document}, indent=1).encode())
+    _files.write_atomic(directory / name, json.dumps({"sha256": _files.digest(text.encode()), "fit": document}, indent=1).encode())
     for stale in directory.glob("arrays-*.safetensors"):
         if stale.name != document["arrays"]["file"]:
             stale.unlink()
 
 
 def load(path: str | os.PathLike, network: Any = None, model: Any = None, template: Tree = None) -> Any:
-    """Read a Fit back, or an Auto.
+    """Read a Fit back, an Auto, or what has a fit within (a recalibrated one, a detector).
 
     network: the network, when it was your own (Equinox, NNX, function). model: the whole model, when more of it was your own code (a
     NumPyro program, your own basis). template: a parameter tree, for fits of a bare log density.
@@ -81,21 +99,11 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
         from aleator.auto import Auto
 
         return Auto.load(directory)
-    document = _read_json(directory / JSON_NAME)
-    name = str(document["arrays"]["file"])
-    if Path(name).name != name or not (directory / name).is_file():
-        raise StoreError(message("The saved fit is incomplete.", f"no {name}", "the directory as saved", "copy the whole directory"))
-    content = (directory / name).read_bytes()
-    if _files.digest(content) != document["arrays"]["sha256"]:
-        raise StoreError(
-            message(
-                f"{directory / name} was altered or cut short.",
-                "another checksum",
-                "the bytes as written",
-                "restore it from a copy, or fit again",
-            )
-        )
-    arrays, _ = _files.unpack(content, str(directory / name))
+    if (directory / WITH_NAME).exists():
+        document, arrays = _read(directory, WITH_NAME)
+        spec = {"object": document["object"], "fields": document["fields"]}
+        return from_spec(spec, arrays, fit=load(directory / "fit", network, model, template))
+    document, arrays = _read(directory, JSON_NAME)
     try:
         model = _model(document["model"], arrays, network, model, document["manifest"]["data"])
         if template is None:
@@ -113,6 +121,25 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
         raise StoreError(
             message(f"{directory} cannot be understood.", f"{type(error).__name__}: {error}", "a fit saved by aleator", "fit again")
         ) from error
+
+
+def _read(directory: Path, json_name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A document and its arrays, whole and unaltered."""
+    document = _read_json(directory / json_name)
+    name = str(document["arrays"]["file"])
+    if Path(name).name != name or not (directory / name).is_file():
+        raise StoreError(message("The saved fit is incomplete.", f"no {name}", "the directory as saved", "copy the whole directory"))
+    content = (directory / name).read_bytes()
+    if _files.digest(content) != document["arrays"]["sha256"]:
+        raise StoreError(
+            message(
+                f"{directory / name} was altered or cut short.",
+                "another checksum",
+                "the bytes as written",
+                "restore it from a copy, or fit again",
+            )
+        )
+    return document, _files.unpack(content, str(directory / name))[0]
 
 
 def _preprocessor(stored: Any) -> Any:
@@ -159,6 +186,7 @@ def _registry() -> dict[str, type]:
         priors,
         shallow,
     )
+    from aleator.decide import ood, recalibration
 
     found = {}
     for module in (
@@ -178,9 +206,12 @@ def _registry() -> dict[str, type]:
         latent.posteriors,
         gp,
         gp.wide,
+        ood,
+        recalibration,
     ):
+        owner = module.__name__ if module in (ood, recalibration) else "aleator."  # these import what is no part of a saved fit
         for value in vars(module).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith("aleator."):
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith(owner):
                 short = module.__name__.removeprefix("aleator.")
                 found.setdefault(f"{short}.{value.__name__}", value)
     return found
@@ -217,8 +248,8 @@ def to_spec(value: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
     return {"object": name, "fields": fields}
 
 
-def from_spec(spec: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """The inverse of `to_spec`, for all but user code."""
+def from_spec(spec: Any, arrays: dict[str, np.ndarray], **more: Any) -> Any:
+    """The inverse of `to_spec`, for all but user code. more: fields that are not in the spec."""
     if not isinstance(spec, dict):
         return spec
     if "tuple" in spec:
@@ -239,7 +270,7 @@ def from_spec(spec: Any, arrays: dict[str, np.ndarray]) -> Any:
                 "update aleator, or check where the file came from",
             )
         )
-    return cls(**{name: from_spec(item, arrays) for name, item in spec["fields"].items()})
+    return cls(**more, **{name: from_spec(item, arrays) for name, item in spec["fields"].items()})
 
 
 @dataclasses.dataclass(frozen=True)

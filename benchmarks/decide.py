@@ -1,9 +1,9 @@
 """Strange images, calibration and batches of labels: AUROC of every detector, temperature scaling with its test, seconds of BatchBALD.
 
-    python benchmarks/decide.py --data DIR [--steps 3000] [--tasks ood calibration batch]
+    python benchmarks/decide.py --data DIR [--steps 3000] [--tasks ood calibration batch] [--work DIR]
 
 DIR (or ALEATOR_DATA) holds mnist.npz, fashion_mnist.npz and notmnist_test.npz. One LeNet-5 by MAP on MNIST sees Fashion-MNIST and notMNIST; another on Fashion-MNIST
-is recalibrated on 5,000 held-out images.
+is recalibrated on 5,000 held-out images. --work: trained networks are kept there; a training that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,36 +26,46 @@ def images(pixels: np.ndarray) -> np.ndarray:
     return (pixels.reshape(-1, 28, 28, 1) / 255.0).astype(np.float32)
 
 
-def trained(x: np.ndarray, y: np.ndarray, steps: int) -> al.Fit:
+def trained(name: str, x: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> al.Fit:
+    kept = None if args.work is None else Path(args.work) / f"{name}-{args.steps}"
+    if kept is not None and kept.exists():
+        return al.load(kept)
     model = al.BNN(al.networks.LeNet5(), al.Categorical(10), al.Normal(1.0))
-    return al.fit(0, model, (x, y), al.MAP(num_steps=steps, batch_size=BATCH))
+    if kept is None:
+        return al.fit(0, model, (x, y), al.MAP(num_steps=args.steps, batch_size=BATCH))
+    begun = kept.with_suffix(".begun")
+    fit = al.fit(
+        0, model, (x, y), al.MAP(num_steps=args.steps, batch_size=BATCH), checkpoint=begun, checkpoint_every=10.0, resume=begun.exists()
+    )
+    fit.save(kept)
+    return fit
 
 
 def strange(args: argparse.Namespace) -> None:
     data = datasets.load("mnist", args.data)
-    x, y = images(data["x_train"]), data["y_train"].astype(int)
-    held, test = x[50_000:55_000], images(data["x_test"])
-    others = {name: images(datasets.load(name, args.data)["x_test"]) for name in ("fashion_mnist", "notmnist_test")}
-    fit = trained(x[:50_000], y[:50_000], args.steps)
-    accuracy = criteria.accuracy(fit.predict(1, test), data["y_test"].astype(int))
+    x, y = images(data["x_train"][: args.train + args.held]), data["y_train"].astype(int)
+    held, test = x[args.train :], images(data["x_test"][: args.test])
+    others = {name: images(datasets.load(name, args.data)["x_test"][: args.test]) for name in ("fashion_mnist", "notmnist_test")}
+    fit = trained("mnist", x[: args.train], y[: args.train], args)
+    accuracy = criteria.accuracy(fit.predict(1, test), data["y_test"][: args.test].astype(int))
     print(f"one LeNet-5 on MNIST, {args.steps} steps: accuracy {accuracy.value:.4f} ± {accuracy.stderr:.4f}")
     print(f"{'score':<22}  " + "  ".join(f"{name + ' AUROC [↑]':>26}" for name in others) + "  false alarms (asked 0.05)")
-    for name in ("entropy", "max_prob", "energy", *ood.FEATURE_SCORES):
-        detector = ood.detector(2, fit, held, name, train=(x[:20_000], y[:20_000]))
+    for name in args.scores:
+        detector = ood.detector(2, fit, held, name, train=(x[: args.features], y[: args.features]))
         inside = detector.score(3, test)
         cells = []
         for outside in others.values():
             scores = detector.score(4, outside)
             area = criteria.auroc(np.concatenate([inside, scores]), np.arange(len(inside) + len(scores)) >= len(inside))
             cells.append(f"{100 * area.value:>16.2f} ± {100 * area.stderr:.2f} %")
-        print(f"{name:<22}  " + "  ".join(f"{cell:>26}" for cell in cells) + f"  {np.mean(inside > detector.threshold):.3f}")
+        print(f"{name:<22}  " + "  ".join(f"{cell:>26}" for cell in cells) + f"  {np.mean(inside > detector.threshold):.3f}", flush=True)
 
 
 def calibrated(args: argparse.Namespace) -> None:
     data = datasets.load("fashion_mnist", args.data)
     x, y = images(data["x_train"]), data["y_train"].astype(int)
     test, truth = images(data["x_test"]), data["y_test"].astype(int)
-    fit = trained(x[:55_000], y[:55_000], args.steps)
+    fit = trained("fashion", x[:55_000], y[:55_000], args)
     before = fit.predict(1, test)
     print(
         f"Fashion-MNIST, LeNet-5, {args.steps} steps, log score {criteria.log_score(before, truth).value:.4f}: {calibration.calibration_test(2, before, truth)}"
@@ -84,6 +95,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--train", type=int, default=50_000, help="images of MNIST to train on; --features of them make the feature scores")
+    parser.add_argument("--features", type=int, default=20_000)
+    parser.add_argument("--held", type=int, default=5_000, help="images that set the threshold")
+    parser.add_argument("--test", type=int, default=10_000, help="test images of each set")
+    parser.add_argument("--work")
+    parser.add_argument("--scores", nargs="+", default=["entropy", "max_prob", "energy", *ood.FEATURE_SCORES])
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     arguments = parser.parse_args()
     for task in arguments.tasks:

@@ -98,12 +98,13 @@ def train(row: str, model: VAE, data: Any, stages: tuple[Stage, ...], args: argp
         if plan.exists():
             steps = json.loads(plan.read_text())["num_steps"]
         else:
-            steps = 50 if args.check else max(50, int(60 * args.minutes * stage.share / seconds_per_step(model, data, stage, at)))
+            steps = 50 if args.check else args.epochs and int(args.epochs * stage.share * len(data[1]) / stage.batch_size)
+            steps = steps or max(50, int(60 * args.minutes * stage.share / seconds_per_step(model, data, stage, at)))
             work.mkdir(parents=True, exist_ok=True)
             plan.write_text(json.dumps({"num_steps": steps}))
         resume = (work / "checkpoint.safetensors").exists()
         print(f"{row}: {stage.estimator} k={stage.num_importance}, {steps} steps of {stage.batch_size}", flush=True)
-        at = al.fit(number, model, data, stage.method(steps), init=at, checkpoint=work, checkpoint_every=120.0, resume=resume)
+        at = al.fit(number, model, data, stage.method(steps), init=at, checkpoint=work, checkpoint_every=20.0, resume=resume)
         record["minutes"] += at.manifest["seconds"] / 60
         record["epochs"] += steps * stage.batch_size / len(data[1])
     return at, record
@@ -197,7 +198,7 @@ def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
     data = datasets.load("mnist", args.data)
     grey = (data["x_test"] / 255.0).astype(np.float32)
     binary = (np.random.default_rng(0).uniform(size=grey.shape) < grey).astype(np.float32)
-    rows, images = (64, 2000) if args.check else (len(grey), EPOCH)
+    rows, images = (64, 2000) if args.check else (min(args.test, len(grey)), EPOCH)
     return {"train": (data["x_train"][:images] / 255.0).astype(np.float32), "grey": grey[:rows], "test": binary[:rows]}
 
 
@@ -224,7 +225,9 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--rows", nargs="+", default=[*TITLES, "speed"], choices=[*TITLES, "speed"])
     parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--epochs", type=float, help="of training, in place of --minutes")
     parser.add_argument("--draws", type=int, default=5000)
+    parser.add_argument("--test", type=int, default=10_000, help="test images scored, from the first")
     parser.add_argument("--annealed", type=int, default=500, help="images whose density is annealed")
     parser.add_argument("--temperatures", type=int, default=500)
     parser.add_argument("--work", default="vae_work", help="checkpoints")

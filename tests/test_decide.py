@@ -487,6 +487,56 @@ def test_diverse_batches_are_spread():
     assert sorted(found.tolist()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("how", ["temperature", "vector", "isotonic", "beta"])
+def test_recalibrated_fits_are_saved_bit_for_bit(two_classes, tmp_path, how):
+    fit, x, y = two_classes
+    found = al.decide.recalibrate(0, fit, (x[200:], y[200:]), how)
+    found.save(tmp_path / "it")
+    again = al.load(tmp_path / "it")
+    assert type(again.map) is type(found.map)
+    np.testing.assert_array_equal(again.predict(1, x[:20]).probs, found.predict(1, x[:20]).probs)
+    with pytest.raises(StoreError, match="holds something else"):
+        found.save(tmp_path)
+
+
+@pytest.mark.reuses_keys
+@pytest.mark.parametrize("score", ["mutual_information", "density", "knn", "layers"])
+def test_detectors_are_saved_bit_for_bit(two_classes, tmp_path, score):
+    fit, x, y = two_classes
+    found = ood.detector(1, fit, x[200:], score, train=(x[:200], y[:200]))
+    found.save(tmp_path)
+    again = al.load(tmp_path)
+    assert (again.threshold, again.name, again.false_alarm) == (found.threshold, found.name, found.false_alarm)
+    np.testing.assert_array_equal(again.reference, found.reference)
+    np.testing.assert_array_equal(again.score(2, x[:30]), found.score(2, x[:30]))
+    np.testing.assert_array_equal(again.p_value(2, x[:30]), found.p_value(2, x[:30]))
+    changed = next(tmp_path.glob("arrays-*.safetensors"))
+    content = changed.read_bytes()
+    changed.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StoreError, match="altered"):
+        al.load(tmp_path)
+
+
+def test_the_score_of_all_layers_is_the_sum_of_standardised_log_distances(two_classes):
+    """Against the formula, for the layer that needs no network: x itself."""
+    fit, x, y = two_classes
+    train, groups = x[:200].astype(float), y[:200]
+    found = ood.detector(1, fit, x[200:], "layers", train=(x[:200], y[:200]))
+    means, whitener, centre, spread = found.rate.learnt[0][0]
+    np.testing.assert_allclose(means, [train[groups == c].mean(axis=0) for c in (0, 1)], atol=1e-12)
+    apart = np.min([np.sum(((train - mean) @ whitener.T) ** 2, axis=1) for mean in means], axis=0)
+    np.testing.assert_allclose([centre, spread], [np.log(apart).mean(), np.log(apart).std()], rtol=1e-9)
+    assert [len(state[0][0]) for state in found.rate.learnt[0]] == [2, 16]
+    members = jax.tree.unflatten(jax.tree.structure(fit.posterior.params), found.rate.weights)
+    by_hand = [
+        sum((np.log(np.min([np.sum(((rows - m) @ w.T) ** 2, axis=1) for m in means], axis=0)) - a) / b for (means, w, a, b), rows in pairs)
+        for pairs in (
+            zip(state, seen, strict=True) for state, seen in zip(found.rate.learnt, ood._at(fit, members, x[:9], True), strict=True)
+        )
+    ]
+    np.testing.assert_allclose(found.score(2, x[:9]), np.mean(by_hand, axis=0), rtol=1e-6)
+
+
 # ---- the loop -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -573,6 +623,37 @@ def test_loop_ends_with_the_pool_and_beats_random(pool):
             al.active.loop(0, model, al.Exact(), x[:9], y[:9], **wrong)
     with pytest.raises(DataError, match="one label a row"):
         al.active.loop(0, model, al.Exact(), x[:9], y[:5])
+
+
+def test_rounds_of_a_loop_share_their_programs(caplog):
+    """Nine rounds, 33 to 49 labels, all fitted in 64 rows: the first compiles, the second compiles the acquisition, the rest nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    model = al.BNN(al.networks.MLP(2, (4,), 2), al.Categorical(2), al.Normal(1.0))
+    method, compiled = al.Ensemble(al.MAP(num_steps=3, batch_size=8), 2), []
+    count = lambda _: compiled.append(sum("Finished XLA compilation" in r.getMessage() for r in caplog.records))
+    with jax.log_compiles():
+        history = al.active.loop(0, model, method, x, y, 2, 49, initial=33, test=(x, y), num_samples=4, report=count)
+    assert len(history.rounds) == 9
+    assert compiled[0] > 0
+    assert len(set(compiled[1:])) == 1
+    assert history.fit.manifest["data"]["num_data"] == 49
+
+
+def test_repeated_rows_are_the_same_data():
+    """Five rows in 32, in closed form and at the mode of a small network."""
+    rng = np.random.default_rng(0)
+    rows = al.Data(rng.normal(size=(5, 2)), rng.normal(size=5), np.array([1.0, 2.0, 0.5, 1.0, 1.0]))
+    many = rows.repeated(32)
+    linear = al.LinearModel(al.features.Identity(), al.Gaussian(al.InverseGamma(1.0, 1.0)), al.Normal(1.0), scaled_by_noise=True)
+    one, other = (al.fit(0, linear, data, al.Exact()) for data in (rows, many))
+    assert other.log_evidence.value == pytest.approx(one.log_evidence.value, rel=1e-12)
+    new = rng.normal(size=(3, 2))
+    np.testing.assert_allclose(other.predict(1, new).variance, one.predict(1, new).variance, rtol=1e-10)
+    model = al.BNN(al.networks.MLP(2, (3,), 1), al.Gaussian(0.3), al.Normal(1.0))
+    one, other = (al.fit(0, model, data, al.MAP(num_steps=20)) for data in (rows, many))
+    np.testing.assert_allclose(other.predict(1, new).mean, one.predict(1, new).mean, rtol=1e-3)
 
 
 # ---- decisions ----------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a posterior is good for: calibration, regions with guaranteed coverage, strange rows, labels worth having, actions that pay."""
 
-from aleator.decide import acquisition, active, calibration, conformal, ood, recalibration, utility
+from aleator.decide import acquisition, active, calibration, conditioning, conformal, ood, recalibration, utility
 from aleator.decide.recalibration import recalibrate
 from aleator.decide.utility import (
     best_action,
@@ -21,6 +21,7 @@ __all__ = [
     "active",
     "best_action",
     "calibration",
+    "conditioning",
     "conformal",
     "cvar",
     "expected",

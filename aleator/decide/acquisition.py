@@ -175,8 +175,7 @@ def _extend(generator: np.random.Generator, labels: _Labels, batch: np.ndarray) 
     if classes**rows <= MAX_CONFIGURATIONS:
         joint = (labels.chance[:, None, None] * labels.ratio[:, None, :] * batch[:, -1].T[None]).reshape(-1, size)
         chance = joint.mean(axis=1)
-        some = chance > 0
-        return _Labels(joint[some] / chance[some, None], chance[some])
+        return _Labels(joint / np.maximum(chance, 1e-300)[:, None], chance)
     source = np.arange(DRAWN_CONFIGURATIONS) % size
     edges = np.cumsum(batch, axis=-1)[source]  # (J, rows, K)
     drawn = np.argmax(edges >= generator.random((len(source), rows, 1)) * edges[..., -1:], axis=-1)
@@ -226,7 +225,7 @@ def top(key: KeyLike, scores: Any, num: int, excluded: Any = ()) -> Batch:
         )
     allowed = np.setdiff1d(np.arange(len(values)), np.asarray(excluded, np.int64))
     check_batch(num, len(allowed))
-    tie = np.asarray(jax.random.permutation(as_key(key), len(values)))
+    tie = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(len(values))
     order = allowed[np.lexsort((tie[allowed], -values[allowed]))][:num]
     return Batch(order, values[order])
 

@@ -7,9 +7,7 @@ The oracle is an array of all labels, a function of row numbers, or the path of 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import time
@@ -23,10 +21,11 @@ import numpy as np
 from aleator import _tree, criteria, store
 from aleator._errors import DataError, MethodError, StoreError, message
 from aleator._files import digest, write_atomic
-from aleator._random import as_key, split
+from aleator._random import as_key, seed_of, split
 from aleator._typing import Key, KeyLike, Tree
 from aleator.data import Data, check_arrays
 from aleator.decide import acquisition as _acquisition
+from aleator.decide._oracle import oracle_of
 from aleator.decide.acquisition import (
     Batch,
     bald,
@@ -41,9 +40,11 @@ from aleator.decide.acquisition import (
     variation_ratio,
 )
 from aleator.fit import Fit, fit
+from aleator.model import BNN, LinearModel
 
 NUM_SAMPLES = 100  # functions drawn to judge the pool by
 POOL = 10_000  # rows of a larger pool looked at in a round, drawn at random
+FEWEST = 32  # rows a fit of the loop sees at least; beyond, the next power of two
 TARGETS = 500  # rows of the pool that stand for all predictions in "epig" and "variance_reduction"
 CLASSES = ("batch_bald", "bald", "entropy", "variation_ratio", "mean_std", "epig", "diverse", "random")
 NUMBERS = ("variance", "variance_reduction", "epig", "random")
@@ -94,8 +95,9 @@ def choose(
     acquisition: str | Callable | None = None,
     excluded: Any = (),
     num_samples: int = NUM_SAMPLES,
+    max_rows: int = POOL,
 ) -> Batch:
-    """`num` rows of the pool worth labelling, never one of `excluded`.
+    """`num` rows of the pool worth labelling, never one of `excluded`. Of a pool with more rows than max_rows that many are looked at, drawn at random.
 
     acquisition, classes: "batch_bald" (default), "bald", "entropy", "variation_ratio", "mean_std", "epig", "diverse", "random"; numbers: "variance" (default:
     epistemic), "variance_reduction" (ALC), "epig", "random"; or a function (key, fit, x, num) → row numbers, given only rows that may be chosen.
@@ -105,11 +107,14 @@ def choose(
     allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
     _acquisition.check_batch(num, len(allowed))
     key_pool, key_draws, key_pick, key_kind = split(as_key(key), 4)
-    if len(allowed) > POOL:
-        allowed = np.sort(np.asarray(jax.random.choice(key_pool, allowed, (POOL,), replace=False)))
-    part = jax.tree.map(lambda leaf: np.asarray(leaf)[allowed], x)
+    size = min(rows, max(max_rows, num))
+    if len(allowed) > size:
+        allowed = np.sort(_generator(key_pool).choice(allowed, size, replace=False))
+    # Rows that may not be chosen fill up to one size, which does not change from round to round: predictions are compiled once.
+    shown = np.concatenate([allowed, np.setdiff1d(np.arange(rows), allowed)[: size - len(allowed)]])
+    part = jax.tree.map(lambda leaf: np.asarray(leaf)[shown], x)
     if callable(acquisition):
-        picked = np.asarray(acquisition(key_pick, fitted, part, num), np.int64)
+        picked = np.asarray(acquisition(key_pick, fitted, jax.tree.map(lambda leaf: leaf[: len(allowed)], part), num), np.int64)
         if picked.shape != (num,) or len(np.unique(picked)) < num or picked.min() < 0 or picked.max() >= len(allowed):
             raise MethodError(
                 message(
@@ -125,15 +130,15 @@ def choose(
     name = known[0] if acquisition is None else acquisition
     if name not in known:
         raise MethodError(message("There is no such acquisition here.", repr(name), f"one of {', '.join(known)}", "pass one of them"))
-    batch = _pick(name, key_draws, key_pick, fitted, part, num, num_samples, kind)
+    batch = _pick(name, key_draws, key_pick, fitted, part, len(allowed), num, num_samples, kind)
     return Batch(allowed[batch.rows], batch.value)
 
 
-def _pick(name: str, key_draws: Key, key_pick: Key, fitted: Fit, x: Tree, num: int, num_samples: int, kind: str) -> Batch:
-    rows = _tree.rows(x)
+def _pick(name: str, key_draws: Key, key_pick: Key, fitted: Fit, x: Tree, rows: int, num: int, num_samples: int, kind: str) -> Batch:
+    """A batch of the first `rows` rows of x."""
     if name == "random":
         return top(key_pick, np.zeros(rows), num)
-    draws = fitted.functions(key_draws, x, num_samples)
+    draws = fitted.functions(key_draws, x, num_samples)[:, :rows]
     if name == "batch_bald":
         return batch_bald(key_pick, draws, num)
     if name == "diverse":
@@ -141,20 +146,25 @@ def _pick(name: str, key_draws: Key, key_pick: Key, fitted: Fit, x: Tree, num: i
 
         key_features, key_seed = split(key_pick, 2)
         mean = np.mean(draws, axis=0)
-        return diverse(key_seed, mean, features(key_features, fitted, x)[0], num)
+        return diverse(key_seed, mean, features(key_features, fitted, x)[0, :rows], num)
     key_top, key_targets, key_noise = split(key_pick, 3)
     if name in _acquisition.SINGLE:
         return top(key_top, _acquisition.SINGLE[name](draws), num)
-    targets = np.asarray(jax.random.choice(key_targets, rows, (min(TARGETS, rows),), replace=False))
+    targets = _generator(key_targets).choice(rows, min(TARGETS, rows), replace=False)
     if kind in ("label", "binary"):
         return top(key_top, epig(draws, draws[:, targets]), num)
     each = [draws] if draws.ndim == 2 else list(np.moveaxis(draws, -1, 0))  # several target columns: their gains add up
     if name == "variance":
         return top(key_top, np.sum([np.var(one, axis=0) for one in each], axis=0), num)
-    noise = np.asarray(fitted.predict(key_noise, x, num_samples).aleatoric, float).reshape(rows, -1).T
+    noise = np.asarray(fitted.predict(key_noise, x, num_samples).aleatoric, float)[:rows].reshape(rows, -1).T
     return top(
         key_top, np.sum([_gain(name)(one, own, one[:, targets], own[targets]) for one, own in zip(each, noise, strict=True)], axis=0), num
     )
+
+
+def _generator(key: Key) -> np.random.Generator:
+    """Numbers of unlabelled rows change from round to round: drawn on the host, where no shape is compiled."""
+    return np.random.Generator(np.random.Philox(seed_of(key)))
 
 
 def _gain(name: str) -> Callable:
@@ -179,6 +189,7 @@ def loop(
     scores: Sequence[str] | None = None,
     warm: bool = False,
     num_samples: int = NUM_SAMPLES,
+    max_rows: int = POOL,
     directory: str | os.PathLike | None = None,
     report: Callable[[Round], None] | None = None,
     **options: Any,
@@ -186,8 +197,11 @@ def loop(
     """Fit, choose `batch` rows of the pool, have them labelled, until `budget` labels (the first ones included) or the whole pool is used.
 
     pool: inputs (N, …). oracle: all labels (N,), a function of row numbers, or the path of a CSV file with columns row and label. initial: the rows to begin with, or
-    how many to draw at random. test = (x, y): scored after every round. warm: each fit starts from the one before. directory: written after every
+    how many to draw at random. test = (x, y): scored after every round. warm: each fit starts from the one before. max_rows: of the pool, looked at in a round. directory: written after every
     round; the same call then goes on where it stopped. report: called with every Round. options go to `al.fit`.
+
+    Fits see their rows repeated up to a power of two, weights shared among copies: the same posterior, and a program compiled once serves all rounds of that size. Not so
+    where a method holds rows out or draws them again (holdout, bootstrap), or a model's rows hang together: there each round compiles its own.
     """
     key, x = as_key(key), check_arrays(pool, "pool")
     rows = _tree.rows(x)
@@ -195,11 +209,11 @@ def loop(
         raise MethodError(
             message("There is nothing to label.", f"batch={batch}, budget={budget}", "at least 1 of each", "pass larger numbers")
         )
-    ask = _oracle(oracle, x, rows)
+    ask = oracle_of(oracle, x, rows)
     key_first, key_rounds = split(key, 2)
     first = _first(key_first, initial, rows)
     budget = min(budget, rows)
-    saved = None if directory is None else _Saved(Path(directory), _identity(key, model, method, x, acquisition, batch, first))
+    saved = None if directory is None else _Saved(Path(directory), _identity(key, model, method, x, acquisition, batch, first, max_rows))
     index, labels, rounds, fitted = (np.zeros(0, np.int64), [], [], None) if saved is None else saved.read(warm)
     while True:
         wanted, number = _wanted(index, first, rounds), len(rounds)
@@ -209,14 +223,15 @@ def loop(
                 done = "The whole pool is labelled." if len(index) == rows else f"The budget of {budget} labels is used."
                 return History(index, np.array(labels), tuple(rounds), fitted, done)
             if fitted is None:
-                fitted = fit(*_refit(key_rounds, number, model, x, index, labels, method), **options)
-            wanted = choose(key_choose, fitted, x, min(batch, budget - len(index)), acquisition, index, num_samples).rows
+                key_last, _, _ = split(jax.random.fold_in(key_rounds, number - 1), 3)  # the last round's fit again, after a restart
+                fitted = _fitted(key_last, model, x, index, labels, method, None, options)
+            wanted = choose(key_choose, fitted, x, min(batch, budget - len(index)), acquisition, index, num_samples, max_rows).rows
         answers = ask(wanted)
         if answers is None:
             return History(index, np.array(labels), tuple(rounds), fitted, f"Waiting for {len(wanted)} labels in {oracle}.", wanted)
         index, labels = np.concatenate([index, wanted]), labels + list(answers)
         began = time.monotonic()
-        fitted = fit(key_fit, model, _labelled(x, index, labels), method, init=fitted if warm else None, **options)
+        fitted = _fitted(key_fit, model, x, index, labels, method, fitted if warm else None, options)
         held = {} if test is None else _scored(key_score, fitted, test, scores, num_samples)
         rounds.append(Round(len(index), held, time.monotonic() - began))
         if report is not None:
@@ -251,14 +266,21 @@ def _wanted(index: np.ndarray, first: np.ndarray, rounds: list[Round]) -> np.nda
     return left if len(left) and not rounds else None
 
 
-def _refit(key: Key, number: int, model: Any, x: Tree, index: np.ndarray, labels: list, method: Any) -> tuple:
-    """The last round's fit, made again from its own key after a restart without warm starts."""
-    key_fit, _, _ = split(jax.random.fold_in(key, number - 1), 3)
-    return key_fit, model, _labelled(x, index, labels), method
-
-
-def _labelled(x: Tree, index: np.ndarray, labels: list) -> Data:
-    return Data(jax.tree.map(lambda leaf: np.asarray(leaf)[index], x), np.array(labels))
+def _fitted(key: Key, model: Any, x: Tree, index: np.ndarray, labels: list, method: Any, init: Any, options: dict) -> Fit:
+    """A fit to the labelled rows, in as many rows as other rounds have."""
+    rows = Data(jax.tree.map(lambda leaf: np.asarray(leaf)[index], x), np.array(labels))
+    if (
+        not isinstance(model, (BNN, LinearModel))
+        or method.holdout
+        or getattr(method, "bootstrap", False)
+        or not getattr(method, "base", method).weighs
+    ):
+        return fit(key, model, rows, method, init=init, **options)
+    batch_size = getattr(getattr(method, "base", method), "batch_size", None) or 1
+    size = max(FEWEST, batch_size, 1 << (len(index) - 1).bit_length())
+    found = fit(key, model, rows.repeated(size), method, init=init, **options)
+    data = found.manifest["data"] | {"num_data": len(index)}
+    return dataclasses.replace(found, manifest=found.manifest | {"data": data})
 
 
 def _first(key: Key, initial: Any, rows: int) -> np.ndarray:
@@ -272,72 +294,6 @@ def _first(key: Key, initial: Any, rows: int) -> np.ndarray:
     return index
 
 
-def _oracle(oracle: Any, x: Tree, rows: int) -> Callable[[np.ndarray], Sequence | None]:
-    """Row numbers → labels, or None where they are still to come."""
-    if isinstance(oracle, (str, os.PathLike)):
-        return _Sheet(Path(oracle), x)
-    if callable(oracle):
-
-        def ask(index: np.ndarray) -> Sequence:
-            answers = list(oracle(index))
-            if len(answers) != len(index):
-                raise DataError(message("The oracle did not answer.", f"{len(answers)} labels", f"{len(index)}", "return one label a row"))
-            return answers
-
-        return ask
-    values = np.asarray(oracle)
-    if len(values) != rows:
-        raise DataError(message("The oracle does not match the pool.", f"{len(values)} labels", f"{rows} rows", "pass one label a row"))
-    return lambda index: list(values[index])
-
-
-class _Sheet:
-    """A CSV file that a person fills in: row, label, and the inputs for them to look at."""
-
-    def __init__(self, path: Path, x: Tree):
-        self.path, self.x = path, x
-
-    def __call__(self, index: np.ndarray) -> Sequence | None:
-        known = self.read()
-        missing = [int(row) for row in index if int(row) not in known]
-        if not missing:
-            return [known[int(row)] for row in index]
-        leaves = [np.asarray(leaf)[missing].reshape(len(missing), -1) for leaf in jax.tree.leaves(self.x)]
-        inputs = np.concatenate(leaves, axis=1)
-        text = io.StringIO()
-        writer = csv.writer(text)
-        shown = range(inputs.shape[1] if inputs.shape[1] <= 50 else 0)
-        writer.writerow(["row", "label", *(f"x{j}" for j in shown)])
-        writer.writerows([row, label, *[""] * len(shown)] for row, label in known.items())
-        writer.writerows([row, "", *(f"{inputs[i, j]:.6g}" for j in shown)] for i, row in enumerate(missing))
-        write_atomic(self.path, text.getvalue().encode())
-        return None
-
-    def read(self) -> dict[int, Any]:
-        """Labels by row; blank ones are still to come. Numbers are read as numbers."""
-        if not self.path.exists():
-            return {}
-        with open(self.path, newline="", encoding="utf-8-sig") as file:
-            table = list(csv.DictReader(file))
-        if table and not {"row", "label"} <= set(table[0]):
-            raise DataError(
-                message("This is no sheet of labels.", f"columns {list(table[0])}", "row and label", f"repair {self.path.name}")
-            )
-        try:
-            return {int(line["row"]): _value(line["label"]) for line in table if (line["label"] or "").strip()}
-        except ValueError as error:
-            raise DataError(message("A row number cannot be read.", str(error), "whole numbers", f"repair {self.path.name}")) from None
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip()
-
-
 def _scored(key: Key, fitted: Fit, test: Any, names: Sequence[str] | None, num_samples: int) -> dict[str, tuple[float, float, bool]]:
     x, y = (test.x, test.y) if isinstance(test, Data) else (test[0], test[1])
     predictive = fitted.predict(key, x, num_samples)
@@ -347,9 +303,9 @@ def _scored(key: Key, fitted: Fit, test: Any, names: Sequence[str] | None, num_s
     return {name: (score.value, score.stderr, score.higher_is_better) for name, score in found.items()}
 
 
-def _identity(key: Key, model: Any, method: Any, x: Tree, acquisition: Any, batch: int, first: np.ndarray) -> str:
+def _identity(key: Key, model: Any, method: Any, x: Tree, acquisition: Any, batch: int, first: np.ndarray, max_rows: int) -> str:
     run = store.identity(key, model, method, Data(x, None), 1.0)
-    return digest(json.dumps([run, str(acquisition), batch, first.tolist()]).encode())
+    return digest(json.dumps([run, str(acquisition), batch, first.tolist(), max_rows]).encode())
 
 
 class _Saved:

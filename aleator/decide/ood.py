@@ -7,6 +7,7 @@ probability at most `false_alarm`, whatever the score. How many strange rows are
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aleator import _outputs, _tree, posterior, sites
+from aleator import _outputs, _tree, posterior, sites, store
 from aleator._cache import cached
 from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._random import as_key
@@ -26,6 +27,7 @@ from aleator.predictive import Predictive, PredictiveMixture, PredictiveViews
 NUM_SAMPLES = 200
 NUM_NEIGHBOURS = 20
 MAX_NEIGHBOURS_ROWS = 20_000  # training rows kept to look for neighbours among
+WIDE = 1024  # inputs of a layer whose covariance is estimated; wider ones are averaged over positions
 MEMBERS = 5  # networks of a posterior whose features are looked at
 
 
@@ -36,6 +38,35 @@ class Shift(NamedTuple):
     statistic: float
     p_value: float
     auroc: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FromPredictions:
+    """A score in `SCORES` of predictions by num_samples draws."""
+
+    score: str
+    num_samples: int
+
+    def __call__(self, key: Key, fit: Any, x: Any) -> np.ndarray:
+        return SCORES[self.score](fit.predict(key, x, self.num_samples))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FromFeatures:
+    """A score in `FEATURE_SCORES`, averaged over a few networks of the posterior, the same at training rows and later: features of other weights would be
+    on other axes. weights: their parameters, leaves (members, …) in the order of the model's; learnt: for each what the score keeps of training features."""
+
+    score: str
+    weights: tuple[np.ndarray, ...]
+    learnt: tuple[Any, ...]
+
+    def __call__(self, key: Key, fit: Any, x: Any) -> np.ndarray:
+        members = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(fit.model.init, jax.random.key(0))), self.weights)
+        _, rate, every = FEATURE_SCORES[self.score]
+        return np.mean([rate(state, rows) for state, rows in zip(self.learnt, _at(fit, members, x, every), strict=True)], axis=0)
+
+
+Rate = FromPredictions | FromFeatures
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,11 +81,15 @@ class Detector:
     threshold: float
     reference: np.ndarray
     false_alarm: float
-    _score: Callable[[Key, Any], np.ndarray]
+    rate: Rate
 
     def score(self, key: KeyLike, x: Any) -> np.ndarray:
         """How strange each row is, (rows,)."""
-        return self._score(as_key(key), x)
+        return self.rate(as_key(key), self.fit, x)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one directory with the fit and what was learnt beside it; `al.load(path)` reads it back, bit for bit."""
+        store.save_with(self, path)
 
     def flag(self, key: KeyLike, x: Any) -> np.ndarray:
         """Which rows are stranger than all but `false_alarm` of the held-out ones, (rows,)."""
@@ -91,19 +126,19 @@ def detector(
     held: inputs of rows like the training data that were not in it; they set the threshold. score: from predictions "entropy", "mutual_information",
     "max_prob" (1 − the largest), "variance" (epistemic, summed over targets), "energy" (−log Σ exp logits); from the inputs of the network's last
     linear map, fitted on train = (x, y): "mahalanobis" (nearest class, shared covariance), "relative_mahalanobis" (less that of all classes together),
-    "density" (−log density of class Gaussians), "knn" (distance to the k-th neighbour, directions only).
+    "density" (−log density of class Gaussians), "knn" (distance to the k-th neighbour, directions only); from the inputs of every linear map, x included,
+    "layers" (log Mahalanobis distances, each standardised on training rows, added up): what a classifier has learnt to ignore is gone from its last layer.
     """
     between(false_alarm, "false_alarm")
     key_train, key_held = jax.random.split(as_key(key))
     if score in SCORES:
-        view = SCORES[score]
-        rate = lambda k, x: view(fit.predict(k, x, num_samples))
+        rate: Rate = FromPredictions(score, num_samples)
     elif score in FEATURE_SCORES:
-        rate = _feature_rate(key_train, fit, train, score)
+        rate = _learnt(key_train, fit, train, score)
     else:
         known = ", ".join([*SCORES, *FEATURE_SCORES])
         raise MethodError(message("There is no such score.", repr(score), f"one of {known}", "pass one of them"))
-    seen = rate(key_held, held)
+    seen = rate(key_held, fit, held)
     if not np.all(np.isfinite(seen)):
         raise DataError(
             message(
@@ -163,7 +198,7 @@ SCORES: dict[str, Callable[[PredictiveViews], np.ndarray]] = {
 
 def features(key: KeyLike, fit: Any, x: Any, num_draws: int = 1) -> np.ndarray:
     """Inputs of the network's last linear map at the rows of x, for draws of the weights: (num_draws, rows, m); positions are averaged."""
-    return _at(fit, _members(as_key(key), fit, num_draws), x)
+    return np.stack([rows for (rows,) in _at(fit, _members(as_key(key), fit, num_draws), x)])
 
 
 def _members(key: Key, fit: Any, num_draws: int) -> Tree:
@@ -173,50 +208,54 @@ def _members(key: Key, fit: Any, num_draws: int) -> Tree:
     return fit.posterior.sample(key, num_draws)
 
 
-def _at(fit: Any, members: Tree, x: Any) -> np.ndarray:
-    """Features (members, rows, m)."""
-    x, evaluate = fit._inputs(x), _features(fit.model)
+def _at(fit: Any, members: Tree, x: Any, every: bool = False) -> list[tuple[np.ndarray, ...]]:
+    """For each member the inputs (rows, m) of the last linear map, or of every one."""
+    x, evaluate = fit._inputs(x), _features(fit.model, every)
     each = [
         posterior._by_rows(lambda rows: evaluate(_tree.take(members, number), rows), x, lambda n: n * posterior.row_bytes(fit.model, x))  # noqa: B023
         for number in range(_tree.rows(members))
     ]
-    return np.stack(each).astype(np.float64)
+    return [tuple(rows.astype(np.float64) for rows in layers) for layers in each]
 
 
 @cached
-def _features(model: Any) -> Callable:
-    """(params, x) → (rows, m)."""
+def _features(model: Any, every: bool) -> Callable:
+    """(params, x) → inputs of the last linear map, positions averaged; or of every one, flattened where that is at most `WIDE`: a tuple of (rows, m)."""
 
-    def evaluate(params: Tree, x: Tree) -> Array:
+    def evaluate(params: Tree, x: Tree) -> tuple[Array, ...]:
         weights = model.weights(params)
-        last = [site for site in sites.find(model.apply, weights, x).sites if site.example_axis is not None]
-        if not last:
+        found = [site for site in sites.find(model.apply, weights, x).sites if site.example_axis is not None]
+        if not found:
             raise ModelError(message("There are no features here.", "no linear map in the network", "one", "use a score from predictions"))
+        chosen = found if every else found[-1:]
 
         def note(key: Any, site: sites.Site, inputs: Array, operands: sites.Operands, compute: Callable) -> tuple[Array, Any]:
             out = compute(inputs, operands.weight[0], None if operands.bias is None else operands.bias[0])
-            return out, inputs if site.name == last[-1].name else None
+            return out, inputs if any(site.name == one.name for one in chosen) else None
 
         _, records = sites.replay(None, model.apply, weights, x, note)
-        site = last[-1]
-        rows = jnp.transpose(records[site.name], site.input_order())
-        return jnp.mean(rows.reshape(rows.shape[0], -1, int(np.prod([records[site.name].shape[a] for a in site.unit_axes]))), axis=1)
+
+        def rows_of(site: sites.Site) -> Array:
+            seen = records[site.name]
+            rows = jnp.transpose(seen, site.input_order())
+            rows = rows.reshape(rows.shape[0], -1, int(np.prod([seen.shape[axis] for axis in site.unit_axes])))
+            return rows.reshape(len(rows), -1) if every and rows[0].size <= WIDE else jnp.mean(rows, axis=1)
+
+        return tuple(rows_of(site) for site in chosen)
 
     return jax.jit(evaluate)
 
 
-def _feature_rate(key: Key, fit: Any, train: Any, score: str) -> Callable[[Key, Any], np.ndarray]:
-    """(key, x) → scores, averaged over a few networks of the posterior; the same networks at training rows and later."""
+def _learnt(key: Key, fit: Any, train: Any, score: str) -> FromFeatures:
     if train is None:
         raise DataError(message(f"{score!r} looks at training features.", "train=None", "train=(x, y)", "pass the training data"))
     x, y = (train.x, train.y) if hasattr(train, "x") else (train[0], train[1])
     key_members, key_kind = jax.random.split(key)
-    # Drawn once: features of other weights would be on other axes.
     members = _members(key_members, fit, 1 if isinstance(fit.posterior, posterior.Point) else MEMBERS)
     groups = _groups(fit.predict(key_kind, jax.tree.map(lambda leaf: leaf[:1], x), 2), y)
-    learn, rate = FEATURE_SCORES[score]
-    states = [learn(rows, groups) for rows in _at(fit, members, x)]
-    return lambda _, new: np.mean([rate(s, rows) for s, rows in zip(states, _at(fit, members, new), strict=True)], axis=0)
+    learn, _, every = FEATURE_SCORES[score]
+    learnt = tuple(learn(rows, groups) for rows in _at(fit, members, x, every))
+    return FromFeatures(score, tuple(np.asarray(leaf) for leaf in jax.tree.leaves(members)), learnt)
 
 
 def _groups(predictive: Any, y: Any) -> np.ndarray | None:
@@ -246,6 +285,31 @@ def _distances(rows: np.ndarray, means: np.ndarray, whitener: np.ndarray) -> np.
     return np.maximum(np.sum(a**2, axis=1)[:, None] - 2 * a @ b.T + np.sum(b**2, axis=1), 0.0)
 
 
+def _last(learn: Callable, rate: Callable) -> tuple[Callable, Callable, bool]:
+    """A score of the last layer alone."""
+    return lambda layers, groups: learn(layers[0], groups), lambda state, layers: rate(state, layers[0]), False
+
+
+def _fit_layers(layers: tuple[np.ndarray, ...], groups: np.ndarray | None) -> tuple:
+    """(class means, whitener, mean and standard deviation of the log distance) of each layer."""
+
+    def one(rows: np.ndarray) -> tuple:
+        means, own = _means(rows, groups)
+        state = means, _whitener(rows - means[own])
+        logs = _log_distance(state, rows)
+        return (*state, float(logs.mean()), float(logs.std()) + 1e-12)
+
+    return tuple(one(rows) for rows in layers)
+
+
+def _log_distance(state: tuple, rows: np.ndarray) -> np.ndarray:
+    return np.log(_distances(rows, state[0], state[1]).min(axis=1) + 1e-12)
+
+
+def _layers(state: tuple, layers: tuple[np.ndarray, ...]) -> np.ndarray:
+    return np.sum([(_log_distance(one, rows) - one[2]) / one[3] for one, rows in zip(state, layers, strict=True)], axis=0)
+
+
 def _fit_mahalanobis(rows: np.ndarray, groups: np.ndarray | None) -> tuple:
     means, groups = _means(rows, groups)
     return means, _whitener(rows - means[groups]), rows.mean(axis=0, keepdims=True), _whitener(rows - rows.mean(axis=0))
@@ -259,13 +323,13 @@ def _relative_mahalanobis(state: tuple, rows: np.ndarray) -> np.ndarray:
     return _mahalanobis(state, rows) - _distances(rows, state[2], state[3])[:, 0]
 
 
-def _fit_density(rows: np.ndarray, groups: np.ndarray | None) -> list[tuple]:
+def _fit_density(rows: np.ndarray, groups: np.ndarray | None) -> tuple[tuple, ...]:
     means, groups = _means(rows, groups)
     own = [rows[groups == g] - mean for g, mean in enumerate(means)]
-    return [(mean[None], _whitener(part), len(part) / len(rows)) for mean, part in zip(means, own, strict=True)]
+    return tuple((mean[None], _whitener(part), len(part) / len(rows)) for mean, part in zip(means, own, strict=True))
 
 
-def _density(state: list[tuple], rows: np.ndarray) -> np.ndarray:
+def _density(state: tuple[tuple, ...], rows: np.ndarray) -> np.ndarray:
     from scipy.special import logsumexp
 
     terms = [np.log(share) + np.sum(np.log(np.diag(w))) - 0.5 * _distances(rows, mean, w)[:, 0] for mean, w, share in state]
@@ -297,9 +361,11 @@ def neighbour_distance(known: np.ndarray, rows: np.ndarray, place: int) -> np.nd
     return np.sqrt(np.maximum(np.concatenate(found), 0.0))
 
 
-FEATURE_SCORES: dict[str, tuple[Callable, Callable]] = {
-    "mahalanobis": (_fit_mahalanobis, _mahalanobis),
-    "relative_mahalanobis": (_fit_mahalanobis, _relative_mahalanobis),
-    "density": (_fit_density, _density),
-    "knn": (_fit_knn, _knn),
+# name: (learn(layers, groups) → state, rate(state, layers) → (rows,), does it look at every layer?)
+FEATURE_SCORES: dict[str, tuple[Callable, Callable, bool]] = {
+    "mahalanobis": _last(_fit_mahalanobis, _mahalanobis),
+    "relative_mahalanobis": _last(_fit_mahalanobis, _relative_mahalanobis),
+    "density": _last(_fit_density, _density),
+    "knn": _last(_fit_knn, _knn),
+    "layers": (_fit_layers, _layers, True),
 }

@@ -13,6 +13,7 @@ Numbers are recalibrated on y: "variance" stretches y around its mean by a facto
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aleator import _outputs, _quadrature
+from aleator import _outputs, _quadrature, store
 from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._random import as_key
 from aleator._typing import Key, KeyLike
@@ -42,6 +43,10 @@ class Recalibrated:
     def predict(self, key: KeyLike, x: Any, num_samples: int = 1000) -> PredictiveViews:
         """The recalibrated predictive distribution of y at the rows of x."""
         return self.map(self.fit.predict(key, x, num_samples))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one directory with the fit and the map; `al.load(path)` reads it back, bit for bit."""
+        store.save_with(self, path)
 
 
 def recalibrate(key: KeyLike, fit: Any, data: Any, how: str | None = None, num_samples: int = 1000) -> Recalibrated:
@@ -114,10 +119,38 @@ class Affine:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Lines:
+    """Points (p, g(p)), joined by lines and level beyond the ends."""
+
+    p: np.ndarray
+    mapped: np.ndarray
+
+    def __call__(self, q: np.ndarray) -> np.ndarray:
+        return np.interp(q, self.p, self.mapped)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BetaCurve:
+    """logit g(p) = a log p − b log(1 − p) + c, weights = (a, b, c)."""
+
+    weights: np.ndarray
+
+    @staticmethod
+    def features(q: np.ndarray) -> np.ndarray:
+        q = np.clip(q, 1e-12, 1 - 1e-12)
+        return np.stack([np.log(q), -np.log1p(-q), np.ones_like(q)], axis=-1)
+
+    def __call__(self, q: np.ndarray) -> np.ndarray:
+        from scipy.special import expit
+
+        return expit(self.features(q) @ self.weights)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Probabilities:
     """Each class's probability through a curve of its own, then normalised; logits are shifted row by row to get there."""
 
-    curves: tuple[Callable[[np.ndarray], np.ndarray], ...]
+    curves: tuple[Lines | BetaCurve, ...]
 
     def __call__(self, predictive: PredictiveViews) -> PredictiveViews:
         probs = probabilities(predictive)
@@ -177,41 +210,35 @@ def _beta(predictive: PredictiveViews, y: Any) -> Probabilities:
     return Probabilities(_curves(predictive, y, _beta_curve))
 
 
-def _curves(predictive: PredictiveViews, y: Any, make: Callable[[np.ndarray, np.ndarray], Callable]) -> tuple[Callable, ...]:
+def _curves(predictive: PredictiveViews, y: Any, make: Callable[[np.ndarray, np.ndarray], Any]) -> tuple[Any, ...]:
     probs, numbers = probabilities(predictive), predictive.encode(y).reshape(-1)
     if probs.shape[1] == 2:
         return (make(probs[:, 1], numbers == 1),)
     return tuple(make(probs[:, c], numbers == c) for c in range(probs.shape[1]))
 
 
-def _isotonic_curve(p: np.ndarray, came_true: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+def _isotonic_curve(p: np.ndarray, came_true: np.ndarray) -> Lines:
     """Least squares among rising curves, joined by lines; kept off 0 and 1 by the rule of succession, so that no event becomes impossible."""
     from sklearn.isotonic import IsotonicRegression
 
     edge = 1 / (len(p) + 2)
     fitted = IsotonicRegression(y_min=edge, y_max=1 - edge, out_of_bounds="clip").fit(p, came_true.astype(float))
-    xs, ys = np.asarray(fitted.X_thresholds_, float), np.asarray(fitted.y_thresholds_, float)
-    return lambda q: np.interp(q, xs, ys)
+    return Lines(np.asarray(fitted.X_thresholds_, float), np.asarray(fitted.y_thresholds_, float))
 
 
-def _beta_curve(p: np.ndarray, came_true: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """logit g = a log p − b log(1 − p) + c with a, b ≥ 0 by maximum likelihood (Kull et al. 2017); a weak pull to the identity keeps separable data finite."""
+def _beta_curve(p: np.ndarray, came_true: np.ndarray) -> BetaCurve:
+    """With a, b ≥ 0 by maximum likelihood (Kull et al. 2017); a weak pull to the identity keeps separable data finite."""
     from scipy.optimize import minimize
     from scipy.special import expit
 
-    def features(q: np.ndarray) -> np.ndarray:
-        q = np.clip(q, 1e-12, 1 - 1e-12)
-        return np.stack([np.log(q), -np.log1p(-q), np.ones_like(q)], axis=-1)
-
-    table, identity = features(p), np.array([1.0, 1.0, 0.0])
+    table, identity = BetaCurve.features(p), np.array([1.0, 1.0, 0.0])
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         z = table @ w
         value = np.sum(np.logaddexp(0, z) - came_true * z) + 0.5 * 1e-2 * np.sum((w - identity) ** 2)
         return float(value), table.T @ (expit(z) - came_true) + 1e-2 * (w - identity)
 
-    weights = minimize(loss, identity, jac=True, method="L-BFGS-B", bounds=[(0, None), (0, None), (None, None)]).x
-    return lambda q: expit(features(q) @ weights)
+    return BetaCurve(minimize(loss, identity, jac=True, method="L-BFGS-B", bounds=[(0, None), (0, None), (None, None)]).x)
 
 
 def _on_outputs(predictive: Any, mean: Callable, variance: Callable) -> Any:

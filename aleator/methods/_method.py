@@ -24,9 +24,13 @@ class Card(NamedTuple):
 
 
 class Method(abc.ABC):
-    """Base of all methods. Subclasses are frozen dataclasses: one file each, in the order State, Info, init, step, method, helpers."""
+    """Base of all methods. Subclasses are frozen dataclasses: one file each, in the order State, Info, init, step, method, helpers.
+
+    weighs: rows enter through weighted sums alone, so that a row twice at half the weight is that row.
+    """
 
     card: ClassVar[Card]
+    weighs: ClassVar[bool] = True
     holdout: Any = 0.0
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

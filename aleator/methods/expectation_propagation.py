@@ -121,6 +121,7 @@ class ExpectationPropagation(Method):
     tolerance: float = 1e-8
     damping: float = 0.8
 
+    weighs: ClassVar[bool] = False  # a site of weight ½ has a cavity of its own
     card: ClassVar[Card] = Card(
         name="Expectation propagation",
         summary="The Gaussian with the right moments, row by row: the best of the quick answers for linear classifiers.",

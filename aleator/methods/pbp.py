@@ -210,6 +210,7 @@ class PBP(Method):
     weight_shape: float = 6.0
     weight_rate: float = 6.0
 
+    weighs: ClassVar[bool] = False  # weights are refused
     card: ClassVar[Card] = Card(
         name="Probabilistic backpropagation",
         summary="A Bayesian network without a learning rate: one pass of exact moments forwards and backwards for each row.",
