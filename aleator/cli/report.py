@@ -14,7 +14,8 @@ from aleator.cli._common import console, guarded, note, print_json
 def command(
     directory: Annotated[Path, typer.Argument(help="A directory written by `aleator fit` or fit.save.")],
     data: Annotated[
-        Path | None, typer.Option(help="Table with the target's column, to judge by; rows the fit was trained on are left out where they can be told.")
+        Path | None,
+        typer.Option(help="Table with the target's column, to judge by; rows the fit was trained on are left out where they can be told."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File for the report.")] = Path("report.html"),
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown with pictures beside it, instead of one HTML file.")] = False,

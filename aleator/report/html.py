@@ -139,7 +139,7 @@ def _section(section: Section) -> str:
 
 def _part(part: Part) -> str:
     if isinstance(part, Text):
-        return f'<p{" class=note" if part.kind == "note" else ""}>{escape(part.text)}</p>'
+        return f"<p{' class=note' if part.kind == 'note' else ''}>{escape(part.text)}</p>"
     if isinstance(part, Points):
         return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in part.items) + "</ul>"
     if isinstance(part, Table):
@@ -149,7 +149,9 @@ def _part(part: Part) -> str:
 
 def _table(table: Table) -> str:
     kind = lambda j, text: " class=number" if j in table.numeric else " class=long" if len(text) > LONG else ""
-    head = "".join(f'<th scope="col"{" class=number" if j in table.numeric else ""}>{escape(text)}</th>' for j, text in enumerate(table.head))
+    head = "".join(
+        f'<th scope="col"{" class=number" if j in table.numeric else ""}>{escape(text)}</th>' for j, text in enumerate(table.head)
+    )
     tag = lambda j, text: f'<th scope="row"{kind(j, text)}>{escape(text)}</th>' if j == 0 else f"<td{kind(j, text)}>{escape(text)}</td>"
     rows = "".join("<tr>" + "".join(tag(j, text) for j, text in enumerate(row)) + "</tr>" for row in table.rows)
     caption = escape(table.caption)

@@ -7,7 +7,8 @@ import re
 from aleator.report.document import Document, Part, Points, Table, Text
 
 # Everything that Markdown, or the HTML inside it, would take for more than a letter.
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
+SPECIAL = re.compile(r"([\\`*_{}\[\]#|])")
+ENTITIES = str.maketrans({letter: f"&#{ord(letter)};" for letter in "&<>$~"})  # no backslash takes their meaning everywhere
 
 
 def markdown(document: Document, folder: str) -> str:
@@ -22,10 +23,10 @@ def markdown(document: Document, folder: str) -> str:
 def plain(text: str) -> str:
     """Text that shows as it is, on one line.
 
-    >>> print(plain("<b> a_b | [x]"))
-    \\<b\\> a\\_b \\| \\[x\\]
+    >>> print(plain("a_b | [x] & y"))
+    a\\_b \\| \\[x\\] &#38; y
     """
-    return SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("&", "&amp;")
+    return SPECIAL.sub(r"\\\1", " ".join(text.split())).translate(ENTITIES)
 
 
 def _part(part: Part, folder: str) -> str:

@@ -83,7 +83,9 @@ def split(judged: Judged) -> Picture:
     told = f"the epistemic part is {percent(share)} of the whole" if np.isfinite(share) else "the parts are not finite"
     alt = f"Aleatoric and epistemic uncertainty stacked, rows sorted from sure to unsure; {told}."
     unit = "in nats" if judged.held.classes else "variances, in squared units of the target"
-    caption = f"Rows from the surest to the least sure, averaged in groups; {unit}. Orange stays whatever is added; blue shrinks with more rows."
+    caption = (
+        f"Rows from the surest to the least sure, averaged in groups; {unit}. Orange stays whatever is added; blue shrinks with more rows."
+    )
     return draw("split", alt, caption, lambda ax: _check.split(judged.held.predictive, ax=ax))
 
 

@@ -27,7 +27,14 @@ def document(facts: Facts, made: str) -> Document:
         how = "Pass rows with known targets (`--data TABLE`, or data= in Python) for predictions against truth, reliability, the uncertainty split, strange rows and what columns are worth."
         sections.append(Section("Predictions", (Text(how, "note"),)))
     else:
-        sections += [_truth(facts, judged), _reliability(judged), _split(judged), *_rows(judged), _strange(judged), *_columns(facts, judged)]
+        sections += [
+            _truth(facts, judged),
+            _reliability(judged),
+            _split(judged),
+            *_rows(judged),
+            _strange(judged),
+            *_columns(facts, judged),
+        ]
     return Document(f"Report on {facts.name or facts.target}", summary(facts), made, tuple(sections))
 
 
@@ -68,15 +75,18 @@ def calibration(judged: Judged) -> str:
 
 def direction(judged: Judged) -> str:
     """Too sure, not sure enough, or shifted: from the curve."""
+    from scipy.special import ndtri
+
     curve = judged.curve
     if judged.held.classes:
         gap = float(np.average(curve.observed - curve.stated, weights=curve.size))
         return "too sure of itself" if gap < 0 else "not sure enough of itself"
-    inner = np.interp([0.1, 0.9], curve.stated, curve.observed)
-    covered, centre = float(inner[1] - inner[0]), float(np.mean(curve.observed - curve.stated))
-    if abs(centre) > abs(covered - 0.8):
-        return "predictions are too low" if centre < 0 else "predictions are too high"
-    return "too sure of itself" if covered < 0.8 else "not sure enough of itself"
+    # On the scale of normal quantiles a shift of the predictions is the height of a line, and their width its slope.
+    half = 0.5 / curve.size
+    slope, shift = np.polyfit(ndtri(curve.stated), ndtri(np.clip(curve.observed, half, 1 - half)), 1)
+    if abs(shift) > abs(slope - 1):
+        return "predictions are too low" if shift < 0 else "predictions are too high"
+    return "too sure of itself" if slope < 1 else "not sure enough of itself"
 
 
 # ---- what to do -------------------------------------------------------------------------------------------------------------------
@@ -100,7 +110,9 @@ def advice(facts: Facts) -> tuple[str, ...]:
     judged = facts.judged
     held = judged.held
     if held.seen > SEEN:
-        said.append(f"{percent(held.seen)} of these rows were in training: every score here is too good. Write the report with rows it has not seen.")
+        said.append(
+            f"{percent(held.seen)} of these rows were in training: every score here is too good. Write the report with rows it has not seen."
+        )
     if held.size < FEW:
         said.append(f"{held.size} rows to judge by are few: trust no number here beyond its error.")
     said += _useless(facts, judged)
@@ -141,7 +153,9 @@ def _more_rows(judged: Judged) -> list[str]:
     if share < 1e-6:
         return ["This method gives one network and no epistemic part: use an ensemble, Laplace or a sampler to know what it does not know."]
     if share > 0.25:
-        return [f"{percent(share)} of the uncertainty is epistemic: more rows help, most of all ones like the most uncertain below (al.active)."]
+        return [
+            f"{percent(share)} of the uncertainty is epistemic: more rows help, most of all ones like the most uncertain below (al.active)."
+        ]
     if share < 0.05:
         return [f"{percent(1 - share)} of the uncertainty is noise given these columns: better or more columns help, more rows hardly."]
     return []
@@ -310,10 +324,14 @@ def _strange(judged: Judged) -> Section:
     if strange.score:
         flagged = sum("unsure" in one.why for one in strange.rows)
         parts.append(
-            Text(f"{_rows_word(flagged)} flagged for unusual {'mutual information' if held.classes else 'epistemic variance'}; {strange.expected:.0f} would be by chance.")
+            Text(
+                f"{_rows_word(flagged)} flagged for unusual {'mutual information' if held.classes else 'epistemic variance'}; {strange.expected:.0f} would be by chance."
+            )
         )
     elif judged.split.share < 1e-6:
-        parts.append(Text("The fit has no epistemic part to tell strange rows by; numbers and levels outside of training are still found.", "note"))
+        parts.append(
+            Text("The fit has no epistemic part to tell strange rows by; numbers and levels outside of training are still found.", "note")
+        )
     else:
         parts.append(Text("There are too few rows, at least 40, to set a threshold by.", "note"))
     if strange.rows:
@@ -322,7 +340,14 @@ def _strange(judged: Judged) -> Section:
         )
         names = tuple(cell(name, 24) for name in judged.columns)
         left = f" {len(strange.rows) - SHOWN} more." if len(strange.rows) > SHOWN else ""
-        parts.append(Table(("row", "p", "why", *names), rows, f"Rows unlike the others, or unlike training. p: share of the other rows at least as strange.{left}", (0, 1)))
+        parts.append(
+            Table(
+                ("row", "p", "why", *names),
+                rows,
+                f"Rows unlike the others, or unlike training. p: share of the other rows at least as strange.{left}",
+                (0, 1),
+            )
+        )
     if strange.moved:
         rows = tuple((cell(one.name), f"{one.shift:+.2f}", p_text(one.p_value)) for one in strange.moved[:SHOWN])
         parts.append(Table(("column", "moved [training sd]", "test"), rows, "Columns whose mean has moved since training.", (1,)))
