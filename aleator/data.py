@@ -302,6 +302,14 @@ def overlap(known: list[int] | None, data: Any) -> float:
     return float(np.mean(np.isin(comparable, known))) if len(comparable) else 0.0
 
 
+def unseen(known: list[int] | None, data: Any) -> np.ndarray:
+    """Which rows were certainly not in the data of a sketch, (n,) bool: those that it would hold and does not; all False where it cannot be told."""
+    marks = _fingerprints(data) if known and isinstance(data, Data) else None
+    if marks is None or not known:
+        return np.zeros(data.num_data if isinstance(data, Data) else 0, bool)
+    return ~np.isin(marks, known) & ((len(known) < SKETCH) | (marks <= known[-1]))
+
+
 def _fingerprints(data: Data) -> np.ndarray | None:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((data.x, data.y))]
     if not leaves or any(not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != bool for leaf in leaves):

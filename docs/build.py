@@ -2,7 +2,7 @@
 
 Every fenced "```python" block of a page runs, in order, in one namespace, in a process and an empty folder of its own. What a block prints,
 the value of its last expression and the figures it leaves open appear below it; a figure's title, or else its labels, becomes the alt text.
-"```python no-run" is only shown; "```sh run" runs in bash, with this environment's commands on the path. An exception, a warning, a figure
+"```python no-run" is only shown; what "```python markdown" prints is Markdown and stands in its place; "```sh run" runs in bash, with this environment's commands on the path. An exception, a warning, a figure
 without words or a link that leads nowhere fails the build with page:line. A page that can do with smaller sizes reads the variable
 ALEATOR_DOCS_FAST, set by --fast and by the tests.
 
@@ -37,7 +37,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 BUILD = DOCS / "_build"
-FIRST = ("index", "start", "choose_a_method", "notation", "extend", "howto", "lectures", "methods", "decisions")
+FIRST = ("index", "start", "choose_a_method", "howto", "plots", "faq", "notation", "extend", "api", "lectures", "methods", "decisions")
 
 
 class DocsError(Exception):
@@ -85,7 +85,7 @@ def blocks(page: Path) -> list[Block]:
                 fence, opened = match[1], (number + 1, match[2], tuple(match[3].split()))
         elif line.rstrip() == fence:
             first, language, flags = opened
-            known = {"python": {"no-run"}, "sh": {"run", "ci"}}.get(language, set(flags))
+            known = {"python": {"no-run", "markdown"}, "sh": {"run", "ci"}}.get(language, set(flags))
             if unknown := set(flags) - known:
                 raise DocsError(f"{name_of(page)}:{first - 1}: unknown mark {sorted(unknown)}; a {language} block may have {sorted(known)}")
             found.append(Block(first, number, language, flags, "\n".join(lines[first - 1 : number - 1])))
@@ -236,9 +236,9 @@ def execute(page: Path, fast: bool = False, reuse: bool = False) -> list[dict[st
 
 @functools.cache
 def fingerprint() -> str:
-    """What every page depends on: the library's source, this file, and the versions below."""
+    """What every page depends on: the library's source, the scripts here, and the versions below."""
     digest = hashlib.sha256(f"{sys.version} {version('jax')} {version('matplotlib')}".encode())
-    for path in [Path(__file__), *sorted((ROOT / "aleator").rglob("*.py"))]:
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted((ROOT / "aleator").rglob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -273,6 +273,10 @@ def render(page: Path, results: list[dict[str, Any]]) -> tuple[str, str]:
     lines = page.read_text(encoding="utf-8").splitlines()
     for block in blocks(page):
         out += lines[position : block.line - 2]
+        if "markdown" in block.flags:
+            out += ["", by_line[block.line]["text"] if block.line in by_line else "", ""]
+            position = block.end
+            continue
         fence = lines[block.end - 1].strip()
         out += [f"{fence}{block.language}", *lines[block.line - 1 : block.end - 1], fence, ""]
         if result := by_line.get(block.line):

@@ -74,6 +74,21 @@ def test_blocks_marked_no_run_and_plain_shell_are_only_shown(docs):
     assert "SystemError" in build.render(page, [])[1]
 
 
+def test_what_a_markdown_block_prints_is_part_of_the_page(docs):
+    page = docs("# T\n\n```python markdown\nprint('## Made\\n\\n*so*')\n```\n\nend\n")
+    body = build.render(page, _run(page))[1]
+    assert '<h2 id="made">Made</h2>' in body
+    assert "<em>so</em>" in body
+    assert "print(" not in body
+
+
+def test_the_gallery_shows_every_picture():
+    from aleator import plots
+
+    shown = set(build.re.findall(r"plots\.([a-z_]+)\(", (ROOT / "docs" / "plots.md").read_text(encoding="utf-8")))
+    assert {name for name in plots.__all__ if name.islower() and name not in ("axes", "save")} <= shown
+
+
 def test_a_block_may_show_fences_inside_longer_fences(docs):
     page = docs("# T\n\n````md\n```\n```python\nraise SystemError\n```\n````\n\n```python\n1 + 1\n```\n")
     assert [r["text"] for r in _run(page)] == ["2\n"]

@@ -1,4 +1,4 @@
-"""The command line: `aleator fit`, `predict`, `methods`, `show`, `demo`.
+"""The command line: `aleator fit`, `predict`, `report`, `methods`, `show`, `demo`.
 
 A verb is one file: its options here in its signature, the work in its body, where the heavy imports are. Exit codes: 0 done, 1 the data,
 model or method was refused, 2 wrong usage, 130 interrupted.
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from aleator.cli import demo, fit, methods, predict, show
+from aleator.cli import demo, fit, methods, predict, report, show
 from aleator.cli._common import INTERRUPTED, use_compilation_cache
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("fit")(fit.command)
 app.command("predict")(predict.command)
+app.command("report")(report.command)
 app.command("methods")(methods.command)
 app.command("show")(show.command)
 app.command("demo")(demo.command)

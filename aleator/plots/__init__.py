@@ -4,6 +4,7 @@ Colours are from the palette of Okabe and Ito, told apart by readers with any ki
 data would remove (epistemic), orange always what it would not (aleatoric).
 """
 
+from aleator.plots._check import effects, relevance, split, traces, truth
 from aleator.plots._decide import decisions, field, learning_curves, pit, reliability, risk_coverage, roc, strangeness
 from aleator.plots._road import (
     ALEATORIC,
@@ -41,6 +42,7 @@ __all__ = [
     "alphas",
     "axes",
     "decisions",
+    "effects",
     "elbo",
     "evidence",
     "field",
@@ -51,12 +53,16 @@ __all__ = [
     "pit",
     "prior",
     "regression",
+    "relevance",
     "reliability",
     "risk_coverage",
     "roc",
     "save",
     "sensitivity",
+    "split",
     "strangeness",
+    "traces",
+    "truth",
     "uncertainty",
     "weights",
 ]

@@ -28,9 +28,12 @@ def reliability(curve: Any, ax: Any = None) -> Any:
         label=f"{100 * curve.level:g} % of calibrated predictions",
         zorder=1,
     )
-    size = 20 + 120 * np.asarray(curve.size) / np.max(curve.size)
+    counts = np.asarray(curve.size)
+    size = np.full(len(counts), 36.0) if counts.min() == counts.max() else 20 + 120 * counts / counts.max()
     ax.plot(curve.stated, curve.observed, color=EPISTEMIC, linewidth=1.2, zorder=3)
-    ax.scatter(curve.stated, curve.observed, s=size, color=EPISTEMIC, edgecolors="white", linewidths=0.6, label="observed", zorder=4)
+    ax.scatter(
+        curve.stated, curve.observed, s=size, color=EPISTEMIC, edgecolors="white", linewidths=0.6, label="observed", zorder=4, clip_on=False
+    )
     ax.set(xlabel="stated probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
     _clean(ax)
     return ax

@@ -23,6 +23,7 @@ ALEATORIC = "#E69F00"
 MEAN = "#1A1A1A"
 DATA = "#4D4D4D"
 HIGHLIGHT = "#009E73"
+OTHER = "#CC79A7"  # for what is neither noise nor ignorance
 
 # Opaque tints: two half-transparent bands on top of each other would mix into a third colour that is in no legend.
 EPISTEMIC_FILL = "#9CC8E3"
@@ -96,7 +97,7 @@ def function_draws(ax: Any, key: KeyLike, fit: Any, x: Any, num_draws: int = 12)
     """Functions x → E[y | x, θ] for draws of θ from the posterior of a Fit, as thin lines; x (rows,) or (rows, 1)."""
     order, grid = _sorted(x)
     ax = axes(ax)
-    _lines(ax, grid, _curves(fit.functions(key, x, num_draws))[:, order])
+    _lines(ax, grid, _curves(fit.functions(key, _inputs(fit, x), num_draws))[:, order])
     _clean(ax)
     return ax
 
@@ -138,8 +139,9 @@ def functions(key: KeyLike, fit: Any, x: Any, data: Any = None, num_draws: int =
     `regression` with the predictions and draws made here; data: the (x, y) that was seen.
     """
     key_bands, key_curves = split(as_key(key), 2)
-    draws = _curves(fit.functions(key_curves, x, num_draws))
-    return regression(ax, x, fit.predict(key_bands, x), data, draws, level)
+    rows = _inputs(fit, x)
+    draws = _curves(fit.functions(key_curves, rows, num_draws))
+    return regression(ax, x, fit.predict(key_bands, rows), data, draws, level)
 
 
 def elbo(fit: Any, ax: Any = None) -> Any:
@@ -163,7 +165,7 @@ def elbo(fit: Any, ax: Any = None) -> Any:
     bound = _running_median(data - kl, width)
     ax = axes(ax)
     ax.plot(steps, data, color=HIGHLIGHT, linewidth=0.7, alpha=0.8, label="data term, E log p(D|θ)")
-    ax.plot(steps, -kl, color=ALEATORIC, linewidth=1.8, label="−KL")
+    ax.plot(steps, -kl, color=OTHER, linewidth=1.8, linestyle=(0, (5, 1.5)), label="−KL")
     ax.plot(steps, bound, color=MEAN, linewidth=1.8, label="bound, their sum")
     # The first steps are orders of magnitude worse and would flatten all that follows.
     late = np.concatenate([data[width:], -kl, bound[width:]])
@@ -252,7 +254,7 @@ def gradient_variance(results: Any, ax: Any = None) -> Any:
     ax = axes(ax)
     height = 0.8 / len(parts)
     low = float(values.min()) / 3
-    for number, (part, colour) in enumerate(zip(parts, itertools.cycle((EPISTEMIC_FILL, ALEATORIC_FILL, "#BFE3D6")))):
+    for number, (part, colour) in enumerate(zip(parts, itertools.cycle((EPISTEMIC_FILL, "#EBD0DF", "#BFE3D6")))):
         first = next(iter(rows.values()))[part]
         for place, row in enumerate(rows.values()):
             at = place + (number - (len(parts) - 1) / 2) * height
@@ -354,6 +356,12 @@ def save(figure: Any, path: str | os.PathLike, dpi: int = 130) -> Path:
     metadata = {"Software": None} if target.suffix.lower() == ".png" else None
     figure.savefig(target, dpi=dpi, metadata=metadata)
     return target
+
+
+def _inputs(fit: Any, x: Any) -> Any:
+    """x (rows,) as the column that the fit was trained on, where it was one."""
+    column = np.ndim(x) == 1 and fit.manifest["data"].get("x_shape") == [[1]]
+    return np.asarray(x)[:, None] if column else x
 
 
 def _curves(draws: np.ndarray) -> np.ndarray:

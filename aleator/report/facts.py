@@ -16,7 +16,7 @@ from aleator._errors import AleatorError
 from aleator._random import as_key, split
 from aleator._typing import KeyLike
 from aleator.decide.calibration import Reliability, Test, calibration_test, quantile_reliability, reliability
-from aleator.report.document import number
+from aleator.report.document import cell, number, some
 from aleator.report.held import Held, hold, members, weights
 from aleator.report.relevance import Effect, Importance, effects, importances
 from aleator.report.strange import Strangeness, strangeness
@@ -37,13 +37,14 @@ class Column(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One fit: of a stack, or the only one. light: green, amber or red; numbers: the health figures behind it; traces (m, t) by name."""
+    """One fit: of a stack, or the only one. chosen: the Method; light: green, amber or red; numbers: the health figures behind it; traces (m, t) by name."""
 
     name: str
     weight: float
     model: str
     num_parameters: int | None
     method: str
+    chosen: Any
     card: Any
     status: str
     light: str
@@ -98,7 +99,7 @@ class Judged:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Facts:
     """Everything known. task: "regression" or "classification"; table: what `aleator fit` wrote about its table; stored: held-out scores of that
-    time, by name; entries: what a stack tried, as (name, log score, error, weight, note)."""
+    time, by name; entries: what a stack tried (`auto.Entry`)."""
 
     name: str
     target: str
@@ -110,7 +111,7 @@ class Facts:
     columns: tuple[Column, ...]
     target_values: str
     members: tuple[Member, ...]
-    entries: tuple[tuple[str, float, float, float, str], ...]
+    entries: tuple[Any, ...]
     status: str
     stored: dict[str, dict[str, Any]]
     judged: Judged | None
@@ -138,7 +139,7 @@ def collect(key: KeyLike, fit: Any, data: Any = None, name: str = "") -> Facts:
         _columns(scaler, held),
         _target_values(scaler, held, task),
         tuple(member(name, one, counts[name]) for name, one in fits.items()),
-        tuple((e.name, e.score, e.stderr, e.weight, e.note) for e in getattr(fit, "entries", ())),
+        tuple(getattr(fit, "entries", ())),
         fit.status,
         dict(fit.manifest.get("held_out_scores") or {}),
         None if held is None else judge(key_judge, fit, held, task, target),
@@ -154,6 +155,7 @@ def member(name: str, fit: Any, weight: float = 1.0) -> Member:
         repr(fit.model),
         num_parameters(fit),
         repr(fit.method),
+        fit.method,
         fit.method.card,
         fit.status,
         health_light(fit),
@@ -210,7 +212,7 @@ def judge(key: KeyLike, fit: Any, held: Held, task: str, target: str) -> Judged:
         uncertain,
         surprising_head,
         surprising,
-        strangeness(key_strange, fit, held),
+        strangeness(key_strange, fit, held, divided.share),
         importances(key_columns, fit, held),
         effects(key_effects, fit, held),
     )
@@ -224,6 +226,7 @@ def divide(held: Held) -> Split:
     else:
         aleatoric, epistemic, unit = flat(held.predictive.aleatoric), flat(held.predictive.epistemic), "squared units"
     total = aleatoric + epistemic
+    epistemic = np.where(epistemic < 1e-9 * total, 0.0, epistemic)  # rounding
     if not np.all(np.isfinite(total)) or total.mean() <= 0:
         return Split(aleatoric, epistemic, float("nan"), float("nan"), unit)
     share = epistemic.mean() / total.mean()
@@ -277,8 +280,6 @@ def _row(held: Held, place: int, said: tuple[str, ...]) -> Row:
 
 def row_values(held: Held, place: int) -> tuple[str, ...]:
     """The first columns of a row, as the user wrote them."""
-    from aleator.report.document import cell
-
     names = _shown_columns(held)
     if held.frame is not None:
         return tuple(cell(held.frame[name].iloc[place]) for name in names)
@@ -313,8 +314,6 @@ def _trained(column: Any) -> str:
         day = lambda value: str(np.datetime64("1970-01-01") + np.timedelta64(round(value), "D"))
         return f"mean {day(column.loc)}, sd {number(column.scale)} days"
     if column.kind == "categorical":
-        from aleator.report.document import some
-
         rest = f", {column.pooled} more pooled" if column.pooled else ""
         return f"{len(column.levels)} levels: {some(column.levels)}{rest}"
     return {"boolean": "true or false", "presence": "only whether it is there"}.get(column.kind, "")
@@ -322,8 +321,6 @@ def _trained(column: Any) -> str:
 
 def _target_values(scaler: Any, held: Held | None, task: str) -> str:
     """The target's distribution in a sentence."""
-    from aleator.report.document import some
-
     parts = []
     if scaler is not None and task == "regression":
         parts.append(f"in training: mean {number(scaler.y_loc)}, sd {number(scaler.y_scale)}")
@@ -331,7 +328,7 @@ def _target_values(scaler: Any, held: Held | None, task: str) -> str:
         parts.append(f"{len(scaler.labels)} classes: {some(scaler.labels, 10)}")
     if held is not None and task == "regression":
         low, middle, high = np.quantile(np.asarray(held.y, np.float64), [0.0, 0.5, 1.0])
-        told = f"mean {number(np.mean(held.y))}, sd {number(np.std(held.y, ddof=1))}, from {number(low)} over {number(middle)} to {number(high)}"
+        told = f"mean {number(np.mean(held.y))}, sd {number(np.std(held.y, ddof=1))}, median {number(middle)}, between {number(low)} and {number(high)}"
         parts.append(f"in the {held.size} rows looked at: {told}")
     elif held is not None:
         values, counts = np.unique(held.y.astype(str), return_counts=True)

@@ -11,11 +11,13 @@ from aleator._columns import missing_in
 from aleator._errors import DataError, message
 from aleator._random import as_key, seed_of, split
 from aleator._typing import KeyLike
-from aleator.data import Data, as_data, overlap
+from aleator.data import Data, as_data, overlap, unseen
 from aleator.predictive import PredictiveViews
 
 MIN_ROWS = 10  # below this nothing here means anything
 MAX_ROWS = 2000  # more rows say little more, and cost time
+FRESH_ROWS = 20  # rows that the fit has not seen, from which on only they are judged by
+SEEN = 0.05  # share of rows seen in training from which on it matters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,18 +73,18 @@ def hold(key: KeyLike, fit: Any, data: Any, num_samples: int = 1000, max_rows: i
     given = as_data(data)
     if not isinstance(given, Data) or given.y is None:
         raise DataError(message("These are no rows with targets.", type(data).__name__, "a table or (x, y)", "pass held-out (x, y)"))
-    rows = _chosen(key_rows, given.num_data, max_rows)
-    taken = given.take(rows)
-    x, y = np.asarray(taken.x), np.asarray(taken.y)
+    x, y = np.asarray(given.x), np.asarray(given.y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
         raise DataError(message("There are several targets.", f"y of shape {y.shape}", "one target", "judge one target at a time"))
+    fresh, seen, told = _fresh(fit, x, _encoded(fit, y))
+    rows = fresh[_chosen(key_rows, len(fresh), max_rows)]
+    x, y = x[rows], y[rows]
     predictive = fit.predict(key_predict, x, num_samples)
     wide = x.shape[1] if x.ndim == 2 else 1 if x.ndim == 1 else 0
     names, groups = tuple(f"x{j}" for j in range(wide)), tuple((j,) for j in range(wide))
-    notes = _thinned(given.num_data, len(rows))
-    return Held(None, x, y, rows + 1, names, groups, notes, _seen(fit, x, predictive.encode(y)), given.num_data, predictive)
+    return Held(None, x, y, rows + 1, names, groups, (*told, *_thinned(len(fresh), len(rows))), seen, given.num_data, predictive)
 
 
 def _from_frame(key_rows: Any, key_predict: Any, fit: Any, frame: Any, preprocessor: Any, num_samples: int, max_rows: int) -> Held:
@@ -95,19 +97,20 @@ def _from_frame(key_rows: Any, key_predict: Any, fit: Any, frame: Any, preproces
     frame = frame.set_axis(names, axis=1)
     known = np.flatnonzero(~missing_in(frame[target]))
     notes = [f"{len(frame) - len(known)} of {len(frame)} rows have no value of {target!r}: left out"] if len(known) < len(frame) else []
-    rows = known[_chosen(key_rows, len(known), max_rows)]
-    notes += _thinned(len(known), len(rows))
-    part = frame.iloc[rows].reset_index(drop=True)
+    _chosen(key_rows, len(known), max_rows)  # refuses too few
+    part = frame.iloc[known].reset_index(drop=True)
     x, more = preprocessor.transform(part)
     z = preprocessor.encode_target(part)
+    fresh, seen, told = _fresh(fit, x, _encoded(fit, z))
+    kept = fresh[_chosen(key_rows, len(fresh), max_rows)]
+    notes += [*told, *_thinned(len(fresh), len(kept))]
+    part, x, z = part.iloc[kept].reset_index(drop=True), x[kept], z[kept]
     predictive = fit.predict(key_predict, x, num_samples)
     ends = np.cumsum([len(column.feature_names) for column in preprocessor.columns])
     groups = tuple(tuple(range(end - len(c.feature_names), end)) for end, c in zip(ends, preprocessor.columns, strict=True))
     columns = tuple(column.name for column in preprocessor.columns)
-    model = next(iter(members(fit).values())).model
-    seen = _seen(fit, x, model.likelihood.encode(z, fitting=False))
     y = preprocessor.invert_target(z)
-    return Held(part, x, y, rows + 1, columns, groups, (*notes, *more), seen, len(frame), predictive)
+    return Held(part, x, y, known[kept] + 1, columns, groups, (*notes, *more), seen, len(frame), predictive)
 
 
 def _chosen(key: Any, number: int, most: int) -> np.ndarray:
@@ -125,10 +128,20 @@ def _thinned(given: int, kept: int) -> tuple[str, ...]:
     return (f"{kept} of {given} rows, chosen at random, are looked at",) if kept < given else ()
 
 
-def _seen(fit: Any, x: Any, encoded: np.ndarray) -> float:
-    """Share of the rows that were in training, by the fingerprints the fits remember; encoded: y as the model saw it."""
-    shares = []
+def _encoded(fit: Any, y: np.ndarray) -> np.ndarray:
+    """Targets as the models saw them."""
+    likelihood = getattr(next(iter(members(fit).values())).model, "likelihood", None)
+    return y if likelihood is None else likelihood.encode(y, fitting=False)
+
+
+def _fresh(fit: Any, x: Any, encoded: np.ndarray) -> tuple[np.ndarray, float, tuple[str, ...]]:
+    """(rows to judge by, share of them seen in training, what to say): rows that no fit has seen, where they can be told and are enough; else all."""
+    shares, new = [], np.ones(len(encoded), bool)
     for one in members(fit).values():
-        known = getattr(one, "manifest", {}).get("data", {}).get("sketch")
-        shares.append(overlap(known, Data(one._inputs(x), encoded)))
-    return max(shares)
+        known, rows = getattr(one, "manifest", {}).get("data", {}).get("sketch"), Data(one._inputs(x), encoded)
+        shares.append(overlap(known, rows))
+        new &= unseen(known, rows)
+    share = max(shares)
+    if share > SEEN and new.sum() >= FRESH_ROWS:
+        return np.flatnonzero(new), 0.0, (f"about {100 * share:.0f} % of the rows were in training: judged by {new.sum()} that were not",)
+    return np.arange(len(encoded)), share, ()

@@ -19,6 +19,7 @@ from aleator.report.held import Held, members
 
 FAR = 5.0  # training standard deviations beyond which a number is outside of what the fit knows
 FALSE_ALARM = 0.05
+NOTHING = 1e-6  # epistemic share below which there is only rounding
 MIN_HALF = 20  # rows in each half, for a threshold at 5 %
 LEVEL = 0.01  # of the test for moved columns, over all of them together
 
@@ -41,7 +42,7 @@ class Moved(NamedTuple):
 
 
 class Strangeness(NamedTuple):
-    """rows: flagged ones, the strangest first. moved: columns. score: the name of the detector's score, "" where there were too few rows;
+    """rows: flagged ones, those outside the training's range first. moved: columns. score: the name of the detector's score, "" where there were too few rows or nothing epistemic;
     expected: rows it would flag by chance."""
 
     rows: tuple[Strange, ...]
@@ -50,17 +51,19 @@ class Strangeness(NamedTuple):
     expected: float
 
 
-def strangeness(key: KeyLike, fit: Any, held: Held) -> Strangeness:
-    """Everything that looks unlike the training data."""
-    values = _detector_values(key, fit, held)
+def strangeness(key: KeyLike, fit: Any, held: Held, share: float) -> Strangeness:
+    """Everything that looks unlike the training data; share: of the epistemic part in the uncertainty, without which there is no detector."""
+    values = _detector_values(key, fit, held) if share > NOTHING else None
     reasons: dict[int, list[str]] = {}
-    for place, why in _outside(fit, held):
+    far = _outside(fit, held)
+    for place, why in far:
         reasons.setdefault(place, []).append(why)
     if values is not None:
         for place in np.flatnonzero(values <= FALSE_ALARM):
             reasons.setdefault(int(place), []).append("the fit is unusually unsure of it")
     p = lambda place: math.nan if values is None else float(values[place])
-    rank = lambda place: (-len(reasons[place]), 1.0 if values is None else values[place], place)
+    outside = {place for place, _ in far}
+    rank = lambda place: (place not in outside, 1.0 if values is None else values[place], place)
     found = tuple(Strange(place, p(place), "; ".join(reasons[place])) for place in sorted(reasons, key=rank))
     score = "" if values is None else _score(held)
     return Strangeness(found, _moved(fit, held), score, FALSE_ALARM * held.size if score else 0.0)
