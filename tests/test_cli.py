@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import aleator as al
-from aleator import cli
-from aleator.cli import _common, _road, _scores, _settings, demo
+from aleator import _settings, cli, defaults
+from aleator.cli import _common, _road, _scores, demo
 from aleator.cli import fit as fit_verb
 from aleator.cli import show as show_verb
 
@@ -210,33 +210,33 @@ def test_exact_agrees_with_least_squares_and_gives_its_evidence(tmp_path):
 
 
 def test_prior_scale_is_chosen_by_evidence_or_by_the_user():
-    candidates = _road.models(al.Exact(), "regression", 3, 0, (4,), None)
-    assert [model.prior.scale for model in candidates] == list(_road.LINEAR_SCALES)
+    candidates = defaults.models(al.Exact(), "regression", 3, 0, (4,), None)
+    assert [model.prior.scale for model in candidates] == list(defaults.LINEAR_SCALES)
     generator = np.random.Generator(np.random.Philox(6))
     x, y = generator.normal(size=(40, 3)), generator.normal(size=40)
     best = _road.fit(0, candidates, x, y, al.Exact())
     every = [al.fit(0, model, (x, y), al.Exact()).log_evidence.value for model in candidates]
     assert best.log_evidence.value == max(every)
     assert best.model.prior.scale == 0.1  # pure noise: small weights
-    assert [m.prior.scale for m in _road.models(al.Exact(), "regression", 3, 0, (4,), 2.5)] == [2.5]
-    assert _road.models(al.MAP(), "regression", 3, 0, (4,), 2.5)[0].prior == al.Normal(2.5, scaling="fan_in")
+    assert [m.prior.scale for m in defaults.models(al.Exact(), "regression", 3, 0, (4,), 2.5)] == [2.5]
+    assert defaults.models(al.MAP(), "regression", 3, 0, (4,), 2.5)[0].prior == al.Normal(2.5, scaling="fan_in")
 
 
 def test_models_by_method_and_task():
-    assert type(_road.models(al.MAP(), "regression", 3, 0, (4, 5), None)[0].likelihood) is al.Gaussian
-    assert type(_road.models(al.Ensemble(), "regression", 3, 0, (4,), None)[0].likelihood) is al.HeteroscedasticGaussian
-    model = _road.models(al.Ensemble(), "classification", 3, 7, (4, 5), None)[0]
+    assert type(defaults.models(al.MAP(), "regression", 3, 0, (4, 5), None)[0].likelihood) is al.Gaussian
+    assert type(defaults.models(al.Ensemble(), "regression", 3, 0, (4,), None)[0].likelihood) is al.HeteroscedasticGaussian
+    model = defaults.models(al.Ensemble(), "classification", 3, 7, (4, 5), None)[0]
     assert model.likelihood == al.Categorical(7)
     assert (model.network.in_size, model.network.hidden, model.network.out_size) == (3, (4, 5), 7)
     with pytest.raises(al.MethodError, match=r"no closed form for classes.*--method ensemble"):
-        _road.models(al.Exact(), "classification", 3, 7, (4,), None)
+        defaults.models(al.Exact(), "classification", 3, 7, (4,), None)
 
 
 def test_defaults_grow_with_the_table():
-    small, medium, large = (_road.defaults(n)[al.MAP] for n in (30, 500, 100_000))
+    small, medium, large = (defaults.defaults(n)[al.MAP] for n in (30, 500, 100_000))
     assert (small["holdout"], small["batch_size"]) == (0.0, None)
     assert (medium["holdout"], medium["batch_size"]) == (0.1, None)
-    assert large["batch_size"] == _road.BATCH
+    assert large["batch_size"] == defaults.BATCH
     assert medium["num_steps"] < large["num_steps"] <= 20_000
 
 
