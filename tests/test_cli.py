@@ -18,7 +18,7 @@ from aleator.cli import _common, _road, _scores, demo
 from aleator.cli import fit as fit_verb
 from aleator.cli import show as show_verb
 
-FAST = ["--hidden", "4", "--set", "num_steps=40", "--set", "num_members=2"]
+FAST = ["--method", "ensemble", "--hidden", "4", "--set", "num_steps=40", "--set", "num_members=2"]
 FAST_MAP = ["--method", "map", "--hidden", "4", "--set", "num_steps=40"]
 
 
@@ -104,7 +104,7 @@ def animals(tmp_path_factory):
 
 def test_help_names_every_verb_and_imports_nothing_heavy():
     output = run("--help").output
-    assert all(verb in output for verb in ("fit", "predict", "methods", "show", "demo"))
+    assert all(verb in output for verb in ("fit", "predict", "compare", "label", "audit", "methods", "show", "demo"))
     heavy = "{'pandas', 'sklearn', 'matplotlib', 'numpyro', 'pyarrow', 'arviz'}"
     code = f"import sys, aleator.cli; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -112,7 +112,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", ["fit", "predict", "methods", "show", "demo"])
+@pytest.mark.parametrize("verb", ["fit", "predict", "compare", "label", "audit", "methods", "show", "demo"])
 def test_every_verb_has_help(verb):
     assert "--json" in run(verb, "--help").output
 
@@ -322,7 +322,7 @@ def test_fit_refuses_tables_it_cannot_use(tmp_path, change, words):
 )
 def test_fit_refuses_settings_it_cannot_use(tmp_path, options, words):
     flat_table(30)[["size", "price"]].round({"price": -1}).to_csv(tmp_path / "t.csv", index=False)
-    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", *options, code=1)
+    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", "--method", "ensemble", *options, code=1)
     assert words in result.output
 
 
@@ -389,7 +389,19 @@ def test_an_interrupted_run_says_how_to_continue_and_ends_as_if_it_had_not_been(
 def test_ctrl_c_has_code_130(tmp_path):
     flat_table().to_csv(tmp_path / "t.csv", index=False)
     child = process(
-        "fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", "--set", "num_steps=100000000", "--set", "holdout=0"
+        "fit",
+        tmp_path / "t.csv",
+        "--target",
+        "price",
+        "--out",
+        tmp_path / "fit",
+        "--method",
+        "map",
+        "--set",
+        "num_steps=100000000",
+        "--set",
+        "holdout=0",
+        "--no-checkpoint",
     )
     try:
         while "rows to fit" not in child.stdout.readline():
@@ -399,7 +411,7 @@ def test_ctrl_c_has_code_130(tmp_path):
     finally:
         child.kill()
     assert child.returncode == 130
-    assert "Stopped. Nothing was saved. With --checkpoint" in errors
+    assert "Stopped. Nothing was saved. Without --no-checkpoint" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "fit").exists()
 

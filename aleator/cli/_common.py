@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import typer
 
 REFUSED, USAGE, RED, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
@@ -50,7 +49,7 @@ def guarded(command: Command) -> Command:
             except KeyboardInterrupt as stop:
                 paragraph(f"Stopped. {stop}".strip())
                 raise typer.Exit(INTERRUPTED) from None
-            except (typer.Exit, typer.Abort, click.ClickException, BrokenPipeError):
+            except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
                 raise
             except (OSError, MemoryError) as error:
                 paragraph(f"Error: {_system(error)}")
