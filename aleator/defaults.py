@@ -24,12 +24,12 @@ NETWORK_SCALE = 1.0  # prior scale of a network's weights times √fan-in: funct
 CLASS_SCALE = 4.0  # the same for classes: at 1 the most probable network of 64-50-10 on digits hardly learns (benchmarks/defaults.py)
 CLASS_LAPLACE_SCALE = 2.0  # a wider prior lets a Laplace approximation of classes spread beyond where it holds
 FLAT_SCALE = 1.0  # of a logistic regression
-WIDE_SCALE, WIDE_MEMBERS = 8.0, 10  # "wide": twice the hidden units, twice the members, a prior that hardly pulls: early stopping does
+WIDE_SCALE = 4.0  # "wide": the ensemble under a prior this much wider, which hardly pulls: early stopping does
 PROCESSES = {"gp": lambda: al.gp.RBF(), "gp_rough": lambda: al.gp.Matern32()}
 SPECIAL = ("linear", "logistic", *PROCESSES, "wide")  # candidates beside the methods by name
-AUTO_CLASSES = ("linear", "logistic", "ensemble", "wide", "laplace")
+AUTO_CLASSES = ("logistic", "ensemble", "wide", "linear")
 AUTO_NUMBERS = ("linear", "gp", "gp_rough", "laplace", "ensemble")
-COMPARED = ("map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
+COMPARED = ("laplace", "map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
 
 
 def defaults(num_rows: int, early: bool = True) -> dict[type, dict[str, Any]]:
@@ -119,8 +119,9 @@ def candidate(
         flat = al.BNN(al.networks.MLP(columns, (), num_classes), al.Categorical(num_classes), al.Normal(scale))
         return flat, method("laplace", (), rows) if name == "linear" else method("map", ("holdout=0",), rows)
     if name == "wide":
-        chosen = method("ensemble", (f"num_members={WIDE_MEMBERS}",), rows)
-        return models(chosen, task, columns, num_classes, [2 * width for width in hidden], prior_scale or WIDE_SCALE)[0], chosen
+        chosen = method("ensemble", (), rows)
+        usual = CLASS_SCALE if task == "classification" else NETWORK_SCALE
+        return models(chosen, task, columns, num_classes, hidden, WIDE_SCALE * (usual if prior_scale is None else prior_scale))[0], chosen
     chosen = _settings.build(name, (), defaults(rows, early=name != "laplace") | quick(rows))
     found = models(chosen, task, columns, num_classes, hidden, prior_scale)
     return found[1 if len(found) > 1 else 0], chosen

@@ -25,7 +25,7 @@ from aleator.report.strange import strangeness
 
 ORDER = ("grey", "green", "amber", "red")
 LEVEL = 0.9
-DOUBT, REJECT = 0.05, 0.001  # p-values: below the first look at it, below the second it is wrong
+DOUBT, REJECT = 0.02, 0.001  # p-values: below the first look at it, at the second (the least that 999 simulations can tell) it is wrong
 REPLICATES = 400
 SHIFT = (0.25, 1.0)  # predictive standard deviations that the mean may move by when the prior is halved or doubled
 APART = (0.1, 0.25)  # mean total variation distance to the oracle, beyond the oracle's own
@@ -71,7 +71,7 @@ def convergence(fit: Any) -> Light:
 
 
 def by_p(p: float) -> str:
-    return "red" if p < REJECT else "amber" if p < DOUBT else "green"
+    return "red" if p <= REJECT else "amber" if p < DOUBT else "green"
 
 
 def stored_calibration(fit: Any) -> Light:

@@ -68,7 +68,7 @@ def table(found: Any, screen: Any) -> Any:
     made = Table(title="Held-out rows, value ± standard error", title_justify="left")
     made.add_column("method", no_wrap=True)
     for heading, _, _ in shown:
-        made.add_column(heading, justify="right", no_wrap=True)
+        made.add_column(heading, justify="right", no_wrap=screen.width >= WIDE, overflow="fold")
     for entry in entries:
         if math.isfinite(entry.score):
             made.add_row(escape(entry.name), *(cell(entry) for _, cell, _ in shown), end_section=entry is found.entries[-1])
