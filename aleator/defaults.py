@@ -19,17 +19,18 @@ FULL_BATCH = 1000  # up to this many rows every step sees all of them
 BATCH = 256
 CLIP = 1.0  # without it, one in ten networks that learn their noise runs away at the start and takes its errors for noise
 LINEAR_SCALES = (0.1, 1.0, 10.0, 100.0)  # prior scales of a linear model, in units of the noise: the evidence chooses
-PROCESS_ROWS = 1500  # up to this many rows Gaussian processes are tried
+PROCESS_ROWS = 600  # up to this many rows Gaussian processes are tried unasked: a step costs their cube
 NETWORK_SCALE = 1.0  # prior scale of a network's weights times √fan-in: functions about as large as standardised targets
 CLASS_SCALE = 4.0  # the same for classes: at 1 the most probable network of 64-50-10 on digits hardly learns (benchmarks/defaults.py)
 CLASS_LAPLACE_SCALE = 2.0  # a wider prior lets a Laplace approximation of classes spread beyond where it holds
-FLAT_SCALE = 1.0  # of a logistic regression
+FLAT_SCALE = 1.0  # of a linear model
+RIDGE = 0.2  # "ridge": the linear model under a prior this much narrower
 WIDE_SCALE = 4.0  # "wide": the ensemble under a prior this much wider, which hardly pulls: early stopping does
 PROCESSES = {"gp": lambda: al.gp.RBF(), "gp_rough": lambda: al.gp.Matern32()}
-SPECIAL = ("linear", "logistic", *PROCESSES, "wide")  # candidates beside the methods by name
-AUTO_CLASSES = ("logistic", "ensemble", "wide", "linear")
-AUTO_NUMBERS = ("linear", "gp", "gp_rough", "laplace", "ensemble")
-COMPARED = ("laplace", "map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
+SPECIAL = ("linear", "logistic", "ridge", *PROCESSES, "wide")  # candidates beside the methods by name
+AUTO_CLASSES = ("logistic", "ridge", "ensemble", "wide", "linear")
+AUTO_NUMBERS = ("linear", "ridge", "ensemble", "gp", "laplace")
+COMPARED = ("gp_rough", "laplace", "map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
 
 
 def defaults(num_rows: int, early: bool = True) -> dict[type, dict[str, Any]]:
@@ -83,7 +84,9 @@ def models(chosen: al.Method, task: str, in_size: int, num_classes: int, hidden:
 
 def auto_methods(task: str, x: np.ndarray, num_classes: int, hidden: Sequence[int], prior_scale: float | None) -> dict[str, Any]:
     """What `--method auto` tries, from cheap to dear, each with its own model: linear, processes (few rows), networks."""
-    return compared(task, x, num_classes, hidden, prior_scale, AUTO_CLASSES if task == "classification" else AUTO_NUMBERS)
+    names = AUTO_CLASSES if task == "classification" else AUTO_NUMBERS
+    few = len(x) <= PROCESS_ROWS
+    return compared(task, x, num_classes, hidden, prior_scale, [name for name in names if few or name not in PROCESSES])
 
 
 def compared(
@@ -92,10 +95,11 @@ def compared(
     """Methods by name, each as (model, Method); by default all that suit a table of this kind, from cheap to dear."""
     classes, few = task == "classification", len(x) <= PROCESS_ROWS
     if names is None:
-        names = (*(AUTO_CLASSES if classes else AUTO_NUMBERS), *COMPARED)
-    found = {}
-    for name in names:
-        if name in PROCESSES and (classes or not few):
+        names = [*(AUTO_CLASSES if classes else AUTO_NUMBERS), *COMPARED]
+        names = [name for name in names if few or name not in PROCESSES]
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(names):
+        if name in PROCESSES and classes:
             continue
         found[name] = candidate(name, task, x.shape, num_classes, hidden, prior_scale)
     if not found:
@@ -110,12 +114,12 @@ def candidate(
     """(model, Method) of one name: of `aleator methods`, or one of SPECIAL."""
     rows, columns = shape
     if name in PROCESSES:
-        return al.gp.GP(PROCESSES[name]()), al.Exact()
-    if name in ("linear", "logistic"):
+        return al.gp.GP(PROCESSES[name]()), al.gp.Evidence(num_restarts=2, num_steps=150, tolerance=1e-2)
+    if name in ("linear", "logistic", "ridge"):
+        narrow = RIDGE if name == "ridge" else 1.0
+        scale = narrow * (FLAT_SCALE if prior_scale is None else prior_scale)
         if task != "classification":
-            linear = models(al.Exact(), task, columns, 0, (), prior_scale)
-            return linear[1 if len(linear) > 1 else 0], al.Exact()
-        scale = FLAT_SCALE if prior_scale is None else prior_scale
+            return models(al.Exact(), task, columns, 0, (), scale)[0], al.Exact()
         flat = al.BNN(al.networks.MLP(columns, (), num_classes), al.Categorical(num_classes), al.Normal(scale))
         return flat, method("laplace", (), rows) if name == "linear" else method("map", ("holdout=0",), rows)
     if name == "wide":

@@ -200,13 +200,17 @@ def summary(found):
         folds = [fold for key, fold in sorted(found.items()) if key.startswith(f"{name}/") and "ours" in fold]
         if not folds:
             continue
-        join = lambda part, key, folds=folds: np.concatenate([fold[part][key] if part == "ours" else fold["peers"][part][key] for fold in folds])
+        join = lambda part, key, folds=folds: np.concatenate(
+            [fold[part][key] if part == "ours" else fold["peers"][part][key] for fold in folds]
+        )
         mine, inside = join("ours", "density"), join("ours", "inside")
         scores = {peer: join(peer, "density") for peer in folds[0]["peers"]}
         best = max(scores, key=lambda peer: scores[peer].mean())
         gap = mine - scores[best]
         text = lambda v, factor=1.0: f"{factor * v.mean():.3f} ± {factor * v.std(ddof=1) / np.sqrt(len(v)):.3f}"
-        shares = {k: np.mean([fold["ours"]["weights"].get(k, 0.0) for fold in folds]) for k in {k for f in folds for k in f["ours"]["weights"]}}
+        shares = {
+            k: np.mean([fold["ours"]["weights"].get(k, 0.0) for fold in folds]) for k in {k for f in folds for k in f["ours"]["weights"]}
+        }
         told = ", ".join(f"{k} {v:.2f}" for k, v in sorted(shares.items(), key=lambda item: -item[1]))
         seconds = [max(fold["ours"][kind] for fold in folds) for kind in ("processor", "wall")]
         cover = f"{100 * inside.mean():.1f} ± {100 * inside.std(ddof=1) / np.sqrt(len(inside)):.1f}"

@@ -28,7 +28,9 @@ def command(
     target: Annotated[str, typer.Option(help="The column to predict.")],
     methods: Annotated[
         str | None,
-        typer.Option(help="Names with commas: those of `aleator methods`, and linear, gp, gp_rough, wide. By default, what suits."),
+        typer.Option(
+            help="Names with commas: those of `aleator methods`, and linear, ridge, logistic, gp, gp_rough, wide. By default, what suits."
+        ),
     ] = None,
     budget: Annotated[str, typer.Option(help="Time for everything, such as 90s or 10m; what does not fit is left out.")] = "10m",
     out: Annotated[Path | None, typer.Option(help="Directory to save the comparison in.")] = None,
