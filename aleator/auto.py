@@ -7,7 +7,6 @@ differences of the log density of the same held-out rows.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import time
@@ -23,6 +22,7 @@ from aleator import criteria, store
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, StoreError, message
 from aleator._files import pack, unpack, write_atomic
 from aleator._random import as_key, split
+from aleator._stacked import LEVEL, Auto, Entry, in_set
 from aleator._typing import Key, KeyLike
 from aleator.compare import stacking_weights
 from aleator.data import Data, as_data, folds
@@ -30,198 +30,14 @@ from aleator.decide.calibration import calibration_test
 from aleator.fit import Fit, fit
 from aleator.methods import MAP, NUTS, SWAG, Ensemble, Exact, Laplace, Method, Variational
 from aleator.model import LinearModel
-from aleator.predictive import PredictiveViews, mix
+from aleator.predictive import PredictiveViews
 
 FEW_ROWS = 3000  # up to here every row is held out once, in five folds; beyond, one fifth of the rows is held out
 NUM_FOLDS = 5
 NUM_SAMPLES = 200
 SMALL = 2**24  # rows × parameters up to which a Markov chain over all weights is tried
 DROP = 1e-3  # members of less weight are not fitted to all rows
-LEVEL = 0.9  # of the intervals and sets whose coverage is told
-APART = 2.0  # standard errors from which on a difference is called one
-HELD_OUT = "held-out.safetensors"  # the log densities of held-out rows, beside auto.json
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One method on held-out rows. score: mean log density with its standard error (nats per row, higher is better). second: RMSE or accuracy, see `metric`. coverage: share
-    of rows inside their 90 % interval, or set of classes. calibration: p-value. evidence (nats, of y as the models saw it) with its kind: of the fit to all
-    rows, where the method gives one. seconds of all folds, stacking weight, and what is to be said about it. A method that was left out has no numbers."""
-
-    name: str
-    score: float = float("nan")
-    stderr: float = float("nan")
-    calibration: float = float("nan")
-    seconds: float = 0.0
-    weight: float = 0.0
-    note: str = ""
-    metric: str = ""
-    second: float = float("nan")
-    second_stderr: float = float("nan")
-    coverage: float = float("nan")
-    coverage_stderr: float = float("nan")
-    evidence: float | None = None
-    evidence_kind: str = ""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Auto:
-    """Fits to all rows with stacking weights; `predict(key, x)` mixes them. entries: everything that was tried; stacked: held-out log score of the mixture
-    (value, standard error), optimistic by the few weights that were fitted to it; manifest: what is to be kept with it; held_out: log densities of the held-out
-    rows by method, (rows,) each, rows in the same order; print it for the table."""
-
-    fits: dict[str, Fit]
-    weights: dict[str, float]
-    entries: tuple[Entry, ...]
-    stacked: tuple[float, float]
-    seconds: float
-    manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
-    held_out: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-    @property
-    def preprocessor(self) -> Any:
-        """How a table became arrays, when it did: the same for all fits."""
-        return next(iter(self.fits.values())).preprocessor
-
-    @property
-    def method(self) -> dict[str, Method]:
-        """The methods that count, by name."""
-        return {name: one.method for name, one in self.fits.items()}
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """Their models, by name."""
-        return {name: one.model for name, one in self.fits.items()}
-
-    @property
-    def log_evidence(self) -> None:
-        """None: a stack has no evidence."""
-
-    def with_preprocessor(self, preprocessor: Any) -> Auto:
-        """The same, made from a table."""
-        return dataclasses.replace(
-            self, fits={name: dataclasses.replace(one, preprocessor=preprocessor) for name, one in self.fits.items()}
-        )
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write one directory with a fit each and auto.json; `al.load(path)` reads it back."""
-        directory = Path(path)
-        if directory.exists() and (not directory.is_dir() or (any(directory.iterdir()) and not (directory / store.AUTO_NAME).exists())):
-            raise StoreError(
-                message("The directory holds something else.", str(directory), "a new or empty directory", "choose another path")
-            )
-        for place, one in enumerate(self.fits.values()):
-            one.save(directory / f"fit-{place}")
-        write_atomic(directory / HELD_OUT, pack(self.held_out, {}))
-        write_atomic(directory / store.AUTO_NAME, json.dumps(self.to_json(), indent=1).encode())
-
-    def to_json(self) -> dict[str, Any]:
-        """What auto.json holds: everything but the fits and the densities."""
-        return {
-            "names": list(self.fits),
-            "weights": self.weights,
-            "entries": [dataclasses.asdict(entry) for entry in self.entries],
-            "stacked": list(self.stacked),
-            "seconds": self.seconds,
-            "manifest": self.manifest,
-        }
-
-    @staticmethod
-    def read(path: str | os.PathLike) -> dict[str, Any]:
-        """auto.json as it is."""
-        try:
-            document = json.loads((Path(path) / store.AUTO_NAME).read_text())
-            Auto.told(document)
-            return document
-        except (KeyError, TypeError, ValueError) as error:
-            got = f"{type(error).__name__}: {error}"
-            raise StoreError(message(f"{path} cannot be understood.", got, "what al.auto saved", "fit again")) from error
-
-    @classmethod
-    def told(cls, document: dict[str, Any], fits: dict[str, Fit] | None = None, held_out: dict[str, np.ndarray] | None = None) -> Auto:
-        """From what `read` returns; without fits it prints its table and predicts nothing."""
-        entries = tuple(Entry(**entry) for entry in document["entries"])
-        rest = document["weights"], entries, tuple(document["stacked"]), document["seconds"], document["manifest"]
-        return cls(fits or {}, *rest, held_out or {})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> Auto:
-        """Read one back; see `al.load`."""
-        document, file = cls.read(path), Path(path) / HELD_OUT
-        held_out = unpack(file.read_bytes(), str(file))[0] if file.exists() else {}
-        return cls.told(document, {name: store.load(Path(path) / f"fit-{place}") for place, name in enumerate(document["names"])}, held_out)
-
-    def predict(self, key: KeyLike, x: Any, num_samples: int = 1000) -> PredictiveViews:
-        """The mixed predictive distribution of y at the rows of x."""
-        if not self.fits:
-            raise MethodError(
-                message("This compares and predicts nothing.", "no fits", "al.auto without compare_only", "fit the one you choose")
-            )
-        keys = jax.random.split(as_key(key), len(self.fits))
-        parts = [one.predict(k, x, num_samples) for one, k in zip(self.fits.values(), keys, strict=True)]
-        return parts[0] if len(parts) == 1 else mix(parts, [self.weights[name] for name in self.fits])
-
-    @property
-    def best(self) -> str:
-        """Name of the method with the highest held-out log score."""
-        return max((e for e in self.entries if np.isfinite(e.score)), key=lambda e: e.score).name
-
-    @property
-    def status(self) -> str:
-        """What was chosen, in a sentence."""
-        shares = ", ".join(f"{name} {weight:.2f}" for name, weight in sorted(self.weights.items(), key=lambda item: -item[1]))
-        return (
-            f"Stacked {shares}: {self.stacked[0]:.3f} ± {self.stacked[1]:.3f} nats per held-out row; the best single method is {self.best}."
-        )
-
-    def difference(self, first: str, second: str) -> tuple[float, float]:
-        """Mean log density of `first` minus that of `second` over the same held-out rows, nats per row, and its (paired) standard error."""
-        gap = self.held_out[first] - self.held_out[second]
-        return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(len(gap)))
-
-    @property
-    def verdict(self) -> str:
-        """Which methods cannot be told apart from the best, which are worse and by how much, and which to take: the quickest of the best."""
-        seconds = {e.name: e.seconds for e in self.entries if e.name in self.held_out}
-        if len(seconds) < 2:
-            return f"Only {self.best} came through: there is nothing to compare it with."
-        gaps = {name: self.difference(self.best, name) for name in seconds if name != self.best}
-        gaps = dict(sorted(gaps.items(), key=lambda item: item[1][0]))
-        equal = [name for name, (gap, error) in gaps.items() if gap <= APART * error]
-        said = lambda names: ", ".join(f"{name} by {gaps[name][0]:.3f} ± {gaps[name][1]:.3f}" for name in names)
-        quickest = min([self.best, *equal], key=lambda name: seconds[name])
-        if equal:
-            few = ", ".join(f"{gaps[name][0]:.3f} ± {gaps[name][1]:.3f}" for name in equal)
-            words = f"{_joined([self.best, *equal])} cannot be told apart (difference{'s' * (len(equal) > 1)} {few} nats per row)"
-        else:
-            words = f"{self.best} is the best"
-        worse = [name for name in gaps if name not in equal]
-        if worse:
-            words += f"; worse than {self.best}: {said(worse)}" + ("" if equal else " nats per row")
-        return f"{words}. Take {quickest}{': the quickest of the best' if equal else ''}."
-
-    def __str__(self) -> str:
-        width = max(6, *(len(e.name) for e in self.entries))
-        metric = next((e.metric for e in self.entries if e.metric), "")
-        told = any(e.evidence is not None for e in self.entries)
-        evidence = f"  {'evidence [nats]':>25}" if told else ""
-        head = f"{'method':<{width}}  log score [nats/row, ↑]  {METRICS.get(metric, metric):>17}  90 % covers [%]  calibrated, p"
-        lines = [f"{head}{evidence}  seconds  weight  note"]
-        for e in self.entries:
-            part = lambda value, error, factor=1.0, digits=3: (
-                f"{factor * value:.{digits}f} ± {factor * error:.{digits}f}" if np.isfinite(value) else "–"
-            )
-            p = f"{e.calibration:.3f}" if np.isfinite(e.calibration) else "–"
-            share = 100.0 if metric == "accuracy" else 1.0
-            cells = f"{part(e.score, e.stderr):>23}  {part(e.second, e.second_stderr, share, 1 if share > 1 else 3):>17}"
-            cells += f"  {part(e.coverage, e.coverage_stderr, 100.0, 1):>15}  {p:>13}"
-            if told:
-                cells += f"  {'–' if e.evidence is None else f'{e.evidence:.1f} ({e.evidence_kind})':>25}"
-            lines.append(f"{e.name:<{width}}  {cells}  {e.seconds:>7.1f}  {e.weight:>6.2f}  {e.note}".rstrip())
-        return "\n".join([*lines, self.status])
-
-
-METRICS = {"accuracy": "accuracy [%, ↑]", "RMSE": "RMSE [y, ↓]"}
+MOST = 10**7  # numbers of a method kept to tell the coverage of the mixture
 
 
 def auto(
@@ -267,6 +83,7 @@ def auto(
     held_out: dict[str, np.ndarray] = {}
     again: dict[str, float] = {}  # seconds that fitting each to all rows will take
     gives: set[str] = set()  # which give an evidence
+    beside: dict[str, np.ndarray | None] = {}  # what else is known of their predictions of held-out rows
     began = time.monotonic()
     for number, (name, (own, method)) in enumerate(candidates.items()):
         clock = _Clock(began - saved.seconds, limit - sum(again.values()) if held_out or number else float("inf"), watch)
@@ -276,7 +93,7 @@ def auto(
             tried = _try(keys[number], name, own, method, rows, parts, unit, clock, options)
             saved.write(number, identity, tried)
         if tried.density is not None:
-            held_out[name], again[name] = tried.density, tried.fold_seconds
+            held_out[name], again[name], beside[name] = tried.density, tried.fold_seconds, tried.beside
             gives |= {name} if tried.gives_evidence else set()
         entries.append(tried.entry)
         if report is not None:
@@ -302,8 +119,11 @@ def auto(
                 fits[name] = one
     told = lambda score: {} if score is None else {"evidence": float(score.value), "evidence_kind": score.kind}
     done = tuple(dataclasses.replace(e, weight=shares.get(e.name, 0.0), **told(evidences.get(e.name))) for e in entries)
-    error = float(mixed.std(ddof=1) / np.sqrt(len(mixed)))
-    return Auto(fits, shares, done, (float(mixed.mean()), error), time.monotonic() - began + saved.seconds, held_out=held_out)
+    seconds = time.monotonic() - began + saved.seconds
+    order = np.concatenate([test for _, test in parts])
+    metric = next(e.metric for e in entries if e.metric)
+    whole = _whole(shares, mixed, beside, np.asarray(rows.y)[order], metric, unit, seconds)
+    return Auto(fits, shares, done, (whole.score, whole.stderr), seconds, held_out=held_out, whole=whole)
 
 
 def default_methods(model: Any, rows: Data) -> dict[str, Any]:
@@ -344,12 +164,13 @@ def seconds_of(budget: str | float) -> float:
 
 
 class _Tried(NamedTuple):
-    """One method tried: its entry, the log densities of the held-out rows (None where it was left out), seconds of the last fold."""
+    """One method tried: its entry, the log densities of the held-out rows (None where it was left out), seconds of the last fold; beside: see `_beside`."""
 
     entry: Entry
     density: np.ndarray | None = None
     fold_seconds: float = 0.0
     gives_evidence: bool = False
+    beside: np.ndarray | None = None
 
 
 class _Clock(NamedTuple):
@@ -383,6 +204,7 @@ def _try(key: Key, name: str, model: Any, method: Method, rows: Data, parts: lis
     if left <= 0:
         return gone("the budget is used")
     densities, notes, values, seconds, covered, second, metric = [], [], [], [], [], [], ""
+    known: list[np.ndarray | None] = []
     keys = jax.random.split(key, 3 * len(parts))
     for number, (train, test) in enumerate(parts):
         clock.say(f"{name}, fold {number + 1} of {len(parts)}")
@@ -401,6 +223,7 @@ def _try(key: Key, name: str, model: Any, method: Method, rows: Data, parts: lis
         metric, loss, inside = _row_scores(predictive, held.y)
         second.append(loss)
         covered.append(inside)
+        known.append(_beside(predictive, held.y))
         seconds.append(time.monotonic() - start)
         # The first fold compiles, so that only later ones tell what a fold costs; the fit to all rows costs one more.
         expected = seconds[-1] * (len(parts) - number) if number or len(parts) == 1 else 0.0
@@ -425,7 +248,8 @@ def _try(key: Key, name: str, model: Any, method: Method, rows: Data, parts: lis
         share,
         share_error,
     )
-    return _Tried(Entry(name, *numbers), every, seconds[-1], one.log_evidence is not None)
+    beside = None if any(part is None for part in known) else np.concatenate([part for part in known if part is not None])
+    return _Tried(Entry(name, *numbers), every, seconds[-1], one.log_evidence is not None, beside)
 
 
 def _row_scores(predictive: PredictiveViews, y: Any) -> tuple[str, np.ndarray, np.ndarray]:
@@ -436,21 +260,29 @@ def _row_scores(predictive: PredictiveViews, y: Any) -> tuple[str, np.ndarray, n
     return "accuracy", criteria.accuracy(predictive, y).rows, in_set(predictive.probs, predictive.encode(y))
 
 
-def in_set(probs: Any, numbers: Any, level: float = LEVEL) -> np.ndarray:
-    """How probable it is that a row's class is in its set of probability `level`, (n,): the mean is `level` for calibrated predictions.
+def _beside(predictive: PredictiveViews, y: Any) -> np.ndarray | None:
+    """What a mixture's coverage and second score are computed from: class probabilities (n, K), or mean and P(Y ≤ y), (n, 2); None for several targets."""
+    if predictive.support in ("label", "binary"):
+        probs = np.asarray(predictive.probs, np.float32)
+        return probs if probs.ndim == 2 and probs.size <= MOST else None
+    cdf = np.asarray(predictive.cdf(y), float).reshape(predictive.num_rows, -1)
+    return np.concatenate([predictive.mean.reshape(cdf.shape), cdf], axis=1) if cdf.shape[1] == 1 and predictive.support == "real" else None
 
-    probs (n, K) or (n, columns, K); numbers (n,) or (n, columns): the classes. The set has the most probable ones; the last one is in it by chance, so that
-    the set's probability is `level` and not more.
 
-    >>> in_set([[0.6, 0.3, 0.1], [0.95, 0.04, 0.01]], [1, 0]).round(6)
-    array([1.      , 0.947368])
-    """
-    probs, numbers = np.asarray(probs, float), np.asarray(numbers).reshape(len(probs), -1).astype(np.int64)
-    probs = probs.reshape(len(probs), numbers.shape[1], -1)
-    own = np.take_along_axis(probs, numbers[..., None], axis=-1)
-    above = np.sum(np.where(probs > own, probs, 0.0), axis=-1)
-    tied = np.sum(np.where(probs == own, probs, 0.0), axis=-1)
-    return np.mean(np.clip((level - above) / np.maximum(tied, 1e-300), 0.0, 1.0), axis=1)
+def _whole(shares: dict[str, float], mixed: np.ndarray, beside: dict, y: np.ndarray, metric: str, unit: float, seconds: float) -> Entry:
+    """The mixture as an Entry: mixtures have mixed probabilities, means and distribution functions."""
+    found = Entry("stacked", *_mean(mixed), seconds=seconds, weight=1.0)
+    parts = [(weight, beside[name]) for name, weight in shares.items()]
+    if any(part is None for _, part in parts):
+        return found
+    table = np.sum([weight * part for weight, part in parts], axis=0)
+    if metric == "RMSE":
+        rows, covered = (table[:, 0] - y.reshape(-1)) ** 2, (np.abs(table[:, 1] - 0.5) <= LEVEL / 2).astype(float)
+    else:
+        numbers = y.reshape(-1).astype(np.int64)
+        rows, covered = (table.argmax(axis=1) == numbers).astype(float), in_set(table, numbers)
+    (value, error), (share, share_error) = _second(metric, rows, unit), _mean(covered)
+    return dataclasses.replace(found, metric=metric, second=value, second_stderr=error, coverage=share, coverage_stderr=share_error)
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
@@ -488,7 +320,7 @@ class _Saved:
         if path is None or not self.resume or not path.exists():
             return None
         arrays, meta = unpack(path.read_bytes(), str(path))
-        if meta["identity"] != identity:
+        if meta.get("identity") != identity:
             raise StoreError(
                 message(
                     "This directory holds another run.",
@@ -499,7 +331,7 @@ class _Saved:
             )
         entry = Entry(**meta["entry"])
         self.seconds += entry.seconds
-        return _Tried(entry, arrays["density"], meta["fold_seconds"], meta["gives_evidence"])
+        return _Tried(entry, arrays["density"], meta["fold_seconds"], meta["gives_evidence"], arrays.get("beside"))
 
     def write(self, number: int, identity: str, tried: _Tried) -> None:
         if self.directory is not None and tried.density is not None:  # what was left out may have its turn again
@@ -509,17 +341,14 @@ class _Saved:
                 "fold_seconds": tried.fold_seconds,
                 "gives_evidence": tried.gives_evidence,
             }
-            write_atomic(self.directory / f"method-{number}.safetensors", pack({"density": tried.density}, meta))
+            arrays = {"density": tried.density} | ({} if tried.beside is None else {"beside": tried.beside})
+            write_atomic(self.directory / f"method-{number}.safetensors", pack(arrays, meta))
 
 
 def remove_checkpoint(directory: Path) -> None:
     """Only what `auto` wrote there."""
     for path in directory.glob("method-*.safetensors"):
         path.unlink()
-
-
-def _joined(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _quietly(key: Key, model: Any, rows: Data, method: Method, options: dict) -> tuple[Fit, list[str]]:

@@ -23,10 +23,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, column_or_1d, validate_data
 
-from aleator import _random
+from aleator import _random, defaults
 from aleator._errors import HealthWarning, MethodError, message
 from aleator.auto import Auto, auto
-from aleator.cli import _road
 from aleator.data import Data, Standardiser
 from aleator.decide import ood
 from aleator.fit import fit
@@ -87,7 +86,7 @@ class _Estimator(BaseEstimator):
     def _method(self, num_rows: int) -> Any:
         if isinstance(self.method, Method) or self.method == "auto":
             return self.method
-        return _road.method(self.method, (), num_rows)
+        return defaults.method(self.method, (), num_rows)
 
     def _inputs(self, X: Any, reset: bool = False) -> np.ndarray:
         return _dense(validate_data(self, X, reset=reset, accept_sparse=True, dtype=np.float64))
@@ -183,7 +182,7 @@ class BayesianRegressor(RegressorMixin, _Estimator):
         varying = isinstance(chosen, Ensemble) or chosen == "auto"
         likelihood = self.likelihood if self.likelihood is not None else (HeteroscedasticGaussian() if varying else Gaussian())
         if isinstance(chosen, Exact):
-            return _road.models(chosen, "regression", data.x.shape[1], 0, (), self.prior_scale)[0]
+            return defaults.models(chosen, "regression", data.x.shape[1], 0, (), self.prior_scale)[0]
         return _network_model(self.network, data.x.shape[1], likelihood, columns, self.prior_scale)
 
     def _units(self, predictive: Any) -> PredictiveViews:
@@ -215,7 +214,7 @@ class BayesianLinearRegressor(BayesianRegressor):
     warm_start = False
 
     def _infer(self, key: Any, data: Data, init: Any) -> Any:
-        candidates = _road.models(Exact(), "regression", data.x.shape[1], 0, (), None)
+        candidates = defaults.models(Exact(), "regression", data.x.shape[1], 0, (), None)
         keys = _random.split(key, len(candidates))
         fits = [fit(k, model, data, Exact()) for k, model in zip(keys, candidates, strict=True)]
         return max(fits, key=lambda one: one.log_evidence.value)  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ What becomes of the target: text, booleans and categories are class labels; so a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import warnings
@@ -97,7 +98,7 @@ def _read_text(path: Path, delimiter: str, text: Iterable[str]) -> pd.DataFrame:
 
 
 def _check_names(names: list[str], where: str) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(names).items() if count > 1)
     if twice:
         raise DataError(message(f"Column names occur twice in {where}.", _listed(twice), "one name per column", "rename them"))
 

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 import aleator as al
-from aleator import cli
-from aleator.cli import _common, _road, _scores, _settings, demo
+from aleator import _settings, cli, defaults
+from aleator.cli import _common, _road, _scores, demo
 from aleator.cli import fit as fit_verb
 from aleator.cli import show as show_verb
 
-FAST = ["--hidden", "4", "--set", "num_steps=40", "--set", "num_members=2"]
+FAST = ["--method", "ensemble", "--hidden", "4", "--set", "num_steps=40", "--set", "num_members=2"]
 FAST_MAP = ["--method", "map", "--hidden", "4", "--set", "num_steps=40"]
 
 
@@ -104,7 +104,7 @@ def animals(tmp_path_factory):
 
 def test_help_names_every_verb_and_imports_nothing_heavy():
     output = run("--help").output
-    assert all(verb in output for verb in ("fit", "predict", "methods", "show", "demo"))
+    assert all(verb in output for verb in ("fit", "predict", "compare", "label", "audit", "methods", "show", "demo"))
     heavy = "{'pandas', 'sklearn', 'matplotlib', 'numpyro', 'pyarrow', 'arviz'}"
     code = f"import sys, aleator.cli; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -112,7 +112,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", ["fit", "predict", "methods", "show", "demo"])
+@pytest.mark.parametrize("verb", ["fit", "predict", "compare", "label", "audit", "methods", "show", "demo"])
 def test_every_verb_has_help(verb):
     assert "--json" in run(verb, "--help").output
 
@@ -210,33 +210,33 @@ def test_exact_agrees_with_least_squares_and_gives_its_evidence(tmp_path):
 
 
 def test_prior_scale_is_chosen_by_evidence_or_by_the_user():
-    candidates = _road.models(al.Exact(), "regression", 3, 0, (4,), None)
-    assert [model.prior.scale for model in candidates] == list(_road.LINEAR_SCALES)
+    candidates = defaults.models(al.Exact(), "regression", 3, 0, (4,), None)
+    assert [model.prior.scale for model in candidates] == list(defaults.LINEAR_SCALES)
     generator = np.random.Generator(np.random.Philox(6))
     x, y = generator.normal(size=(40, 3)), generator.normal(size=40)
     best = _road.fit(0, candidates, x, y, al.Exact())
     every = [al.fit(0, model, (x, y), al.Exact()).log_evidence.value for model in candidates]
     assert best.log_evidence.value == max(every)
     assert best.model.prior.scale == 0.1  # pure noise: small weights
-    assert [m.prior.scale for m in _road.models(al.Exact(), "regression", 3, 0, (4,), 2.5)] == [2.5]
-    assert _road.models(al.MAP(), "regression", 3, 0, (4,), 2.5)[0].prior == al.Normal(2.5, scaling="fan_in")
+    assert [m.prior.scale for m in defaults.models(al.Exact(), "regression", 3, 0, (4,), 2.5)] == [2.5]
+    assert defaults.models(al.MAP(), "regression", 3, 0, (4,), 2.5)[0].prior == al.Normal(2.5, scaling="fan_in")
 
 
 def test_models_by_method_and_task():
-    assert type(_road.models(al.MAP(), "regression", 3, 0, (4, 5), None)[0].likelihood) is al.Gaussian
-    assert type(_road.models(al.Ensemble(), "regression", 3, 0, (4,), None)[0].likelihood) is al.HeteroscedasticGaussian
-    model = _road.models(al.Ensemble(), "classification", 3, 7, (4, 5), None)[0]
+    assert type(defaults.models(al.MAP(), "regression", 3, 0, (4, 5), None)[0].likelihood) is al.Gaussian
+    assert type(defaults.models(al.Ensemble(), "regression", 3, 0, (4,), None)[0].likelihood) is al.HeteroscedasticGaussian
+    model = defaults.models(al.Ensemble(), "classification", 3, 7, (4, 5), None)[0]
     assert model.likelihood == al.Categorical(7)
     assert (model.network.in_size, model.network.hidden, model.network.out_size) == (3, (4, 5), 7)
     with pytest.raises(al.MethodError, match=r"no closed form for classes.*--method ensemble"):
-        _road.models(al.Exact(), "classification", 3, 7, (4,), None)
+        defaults.models(al.Exact(), "classification", 3, 7, (4,), None)
 
 
 def test_defaults_grow_with_the_table():
-    small, medium, large = (_road.defaults(n)[al.MAP] for n in (30, 500, 100_000))
+    small, medium, large = (defaults.defaults(n)[al.MAP] for n in (30, 500, 100_000))
     assert (small["holdout"], small["batch_size"]) == (0.0, None)
     assert (medium["holdout"], medium["batch_size"]) == (0.1, None)
-    assert large["batch_size"] == _road.BATCH
+    assert large["batch_size"] == defaults.BATCH
     assert medium["num_steps"] < large["num_steps"] <= 20_000
 
 
@@ -322,7 +322,7 @@ def test_fit_refuses_tables_it_cannot_use(tmp_path, change, words):
 )
 def test_fit_refuses_settings_it_cannot_use(tmp_path, options, words):
     flat_table(30)[["size", "price"]].round({"price": -1}).to_csv(tmp_path / "t.csv", index=False)
-    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", *options, code=1)
+    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", "--method", "ensemble", *options, code=1)
     assert words in result.output
 
 
@@ -389,7 +389,19 @@ def test_an_interrupted_run_says_how_to_continue_and_ends_as_if_it_had_not_been(
 def test_ctrl_c_has_code_130(tmp_path):
     flat_table().to_csv(tmp_path / "t.csv", index=False)
     child = process(
-        "fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "fit", "--set", "num_steps=100000000", "--set", "holdout=0"
+        "fit",
+        tmp_path / "t.csv",
+        "--target",
+        "price",
+        "--out",
+        tmp_path / "fit",
+        "--method",
+        "map",
+        "--set",
+        "num_steps=100000000",
+        "--set",
+        "holdout=0",
+        "--no-checkpoint",
     )
     try:
         while "rows to fit" not in child.stdout.readline():
@@ -399,7 +411,7 @@ def test_ctrl_c_has_code_130(tmp_path):
     finally:
         child.kill()
     assert child.returncode == 130
-    assert "Stopped. Nothing was saved. With --checkpoint" in errors
+    assert "Stopped. Nothing was saved. Without --no-checkpoint" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "fit").exists()
 

@@ -26,10 +26,10 @@ FLOORS = [
     {"predictive"},
     {"target", "loop", "posterior", "latent", "criteria", "diagnostics", "convergence"},
     {"methods", "tables", "datasets", "_functions"},
-    {"store", "pruning", "gp"},
+    {"store", "pruning", "gp", "_settings"},
     {"fit"},
     {"compare", "evidence", "_oracle", "series", "explain", "elicit", "decide", "stein"},
-    {"auto"},
+    {"_stacked", "auto", "defaults"},
     {"plots"},
     {"cli", "estimators", "report"},
 ]

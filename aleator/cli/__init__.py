@@ -1,7 +1,6 @@
-"""The command line: `aleator fit`, `predict`, `report`, `methods`, `show`, `demo`.
+"""The command line: `aleator fit`, `predict`, `compare`, `label`, `audit`, `report`, `methods`, `show`, `demo`.
 
-A verb is one file: its options here in its signature, the work in its body, where the heavy imports are. Exit codes: 0 done, 1 the data,
-model or method was refused, 2 wrong usage, 130 interrupted.
+A verb is one file: its options in its signature, the work in its body, where the heavy imports are. Exit codes: `_common.EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -11,18 +10,20 @@ from typing import Annotated
 
 import typer
 
-from aleator.cli import demo, fit, methods, predict, report, show
-from aleator.cli._common import INTERRUPTED, use_compilation_cache
+from aleator.cli import audit, compare, demo, fit, label, methods, predict, report, show
+from aleator.cli._common import EXIT_CODES, INTERRUPTED, use_compilation_cache
 
 app = typer.Typer(
     name="aleator",
-    help="Bayesian deep learning: fit a table, predict with the uncertainty split into noise and ignorance.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("fit")(fit.command)
+app.command("fit", help=fit.HELP)(fit.command)
 app.command("predict")(predict.command)
+app.command("compare", help=compare.HELP)(compare.command)
+app.command("label", help=label.HELP)(label.command)
+app.command("audit", help=audit.HELP)(audit.command)
 app.command("report")(report.command)
 app.command("methods")(methods.command)
 app.command("show")(show.command)

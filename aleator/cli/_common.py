@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 import warnings
@@ -13,12 +14,17 @@ from typing import Any, TypeVar
 
 import typer
 
-REFUSED, INTERRUPTED = 1, 130
+REFUSED, USAGE, RED, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the data, model, method or a file was refused; 2 wrong usage; 3 `audit` found something red; "
+    "70 a defect of aleator (ALEATOR_TRACEBACK=1 shows where); 130 interrupted."
+)
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def guarded(command: Command) -> Command:
-    """Turn errors made on purpose into a paragraph on stderr and exit code 1, Ctrl-C into 130, health warnings into notes."""
+    """Turn errors made on purpose into a paragraph on stderr and exit code 1, Ctrl-C into 130, health warnings into notes; what nobody foresaw has
+    code 70 and names itself a defect. Nothing ends in a traceback."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -43,8 +49,32 @@ def guarded(command: Command) -> Command:
             except KeyboardInterrupt as stop:
                 paragraph(f"Stopped. {stop}".strip())
                 raise typer.Exit(INTERRUPTED) from None
+            except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+                raise
+            except (OSError, MemoryError) as error:
+                paragraph(f"Error: {_system(error)}")
+                raise typer.Exit(REFUSED) from None
+            except Exception as error:
+                if os.environ.get("ALEATOR_TRACEBACK"):
+                    raise
+                got = f"{type(error).__name__}: {error}"
+                do = "set ALEATOR_TRACEBACK=1, run it again and report what it prints"
+                paragraph(f"Error: This is a defect of aleator. Got: {got}. Expected: a result or a refusal. Do this: {do}.")
+                raise typer.Exit(DEFECT) from None
 
     return run  # type: ignore[return-value]
+
+
+def _system(error: OSError | MemoryError) -> str:
+    """What the machine could not do, as any other refusal."""
+    from aleator._errors import message
+
+    if isinstance(error, MemoryError):
+        return message(
+            "There is not enough memory.", str(error) or "an allocation failed", "a smaller problem", "use fewer rows or columns"
+        )
+    got = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    return message("A file cannot be read or written.", got, "a place that can be used", "check permissions, names and free space")
 
 
 def paragraph(text: str) -> None:
@@ -65,13 +95,22 @@ def console(to_json: bool) -> Any:
     return Console(stderr=to_json, highlight=False, soft_wrap=False, width=width)
 
 
-def print_json(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False, default=_plain))
+def print_json(document: Any) -> None:
+    """Strict JSON on stdout: numbers that are not finite are null."""
+    typer.echo(json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    """NumPy numbers and arrays, paths and anything else, as JSON can say it."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+def plain(value: Any) -> Any:
+    """NumPy numbers and arrays, tuples, paths and anything else, as JSON can say it."""
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def command_again(*extra: str) -> str:

@@ -1,7 +1,4 @@
-"""The road from a table to a Fit, shared by `fit` and `demo`: default models and hyper-parameters, splitting, fitting.
-
-Everything here works on standardised columns, so that one set of defaults serves all tables.
-"""
+"""The road from a table to a Fit, shared by the verbs that fit: one seed for everything random, splitting, choosing by evidence."""
 
 from __future__ import annotations
 
@@ -13,69 +10,9 @@ import numpy as np
 
 import aleator as al
 from aleator import _random
-from aleator._errors import MethodError, message
-from aleator.cli import _settings
 
 HELD_OUT = 0.2  # share of rows kept for the printed score
 FEW_ROWS = 20  # below this many rows nothing is held out for it
-EARLY_ROWS = 50  # from this many rows on, networks stop early on a tenth of theirs
-FULL_BATCH = 1000  # up to this many rows every step sees all of them
-BATCH = 256
-CLIP = 1.0  # without it, one in ten networks that learn their noise runs away at the start and takes its errors for noise
-LINEAR_SCALES = (0.1, 1.0, 10.0, 100.0)  # prior scales of a linear model, in units of the noise: the evidence chooses
-PROCESS_ROWS = 1500  # up to this many rows Gaussian processes are tried
-NETWORK_SCALE = 1.0  # prior scale of a network's weights times √fan-in: functions about as large as standardised targets
-
-
-def defaults(num_rows: int, early: bool = True) -> dict[type, dict[str, Any]]:
-    """Hyper-parameters of the method classes for a table of this size: 50 passes, within 2000 … 20000 steps; early: stopped by held-out rows."""
-    batch = None if num_rows <= FULL_BATCH else BATCH
-    steps = 2000 if batch is None else int(np.clip(50 * num_rows // batch, 2000, 20_000))
-    holdout = 0.1 if early and num_rows >= EARLY_ROWS else 0.0
-    return {al.MAP: {"num_steps": steps, "batch_size": batch, "holdout": holdout, "check_every": 20, "patience": 10, "clip": CLIP}}
-
-
-def method(name: str, settings: Sequence[str], num_rows: int) -> al.Method:
-    """The method as asked for on the command line, with defaults for this many rows."""
-    # Laplace measures the curvature over the rows that its mode was found on: none are held out.
-    return _settings.build(name, settings, defaults(num_rows, early=_settings.find(name) is not al.Laplace))
-
-
-def models(chosen: al.Method, task: str, in_size: int, num_classes: int, hidden: Sequence[int], prior_scale: float | None) -> list[Any]:
-    """The model for a task, or several to choose from by evidence."""
-    if isinstance(chosen, al.Exact):
-        if task == "classification":
-            do = "use --method ensemble or --method map; or --task regression, if the labels are numbers"
-            raise MethodError(message("Exact has no closed form for classes.", "a classification task", "a regression target", do))
-        scales = LINEAR_SCALES if prior_scale is None else (prior_scale,)
-        # The rate is small against 1, the variance of a standardised target: clean data must not look noisy.
-        noise = al.Gaussian(al.InverseGamma(1.0, 1e-5))
-        return [al.LinearModel(al.features.Identity(), noise, al.Normal(scale), scaled_by_noise=True) for scale in scales]
-    if task == "classification":
-        likelihood: Any = al.Categorical(num_classes)
-    else:
-        # Members of a deep ensemble learn how noisy each row is; a single network would explain its own errors away as noise.
-        likelihood = al.HeteroscedasticGaussian() if isinstance(chosen, al.Ensemble) else al.Gaussian()
-    network = al.networks.MLP(in_size, tuple(hidden), likelihood.num_outputs(1))
-    prior = al.Normal(NETWORK_SCALE if prior_scale is None else prior_scale, scaling="fan_in")
-    return [al.BNN(network, likelihood, prior)]
-
-
-def auto_methods(task: str, x: np.ndarray, num_classes: int, hidden: Sequence[int], prior_scale: float | None) -> dict[str, Any]:
-    """What `--method auto` tries, from cheap to dear, each with its own model: linear, processes (few rows), networks."""
-    few = len(x) <= PROCESS_ROWS
-    if task == "classification":
-        flat = al.BNN(al.networks.MLP(x.shape[1], (), num_classes), al.Categorical(num_classes), al.Normal(1.0))
-        found: dict[str, Any] = {"linear": (flat, method("laplace", (), len(x)))}
-    else:
-        linear = models(al.Exact(), task, x.shape[1], 0, (), prior_scale)
-        found = {"linear": (linear[1 if len(linear) > 1 else 0], al.Exact())}
-        if few:
-            found |= {"gp": (al.gp.GP(al.gp.RBF()), al.Exact()), "gp_rough": (al.gp.GP(al.gp.Matern32()), al.Exact())}
-    for name in ("laplace", "ensemble"):
-        chosen = method(name, (), len(x))
-        found[name] = (models(chosen, task, x.shape[1], num_classes, hidden, prior_scale)[0], chosen)
-    return found
 
 
 def fit(

@@ -34,6 +34,18 @@ def scores(predictive: Any, y: Any, task: str, target: str, level: float = LEVEL
     ]
 
 
+def stacked(whole: Any, target: str) -> list[Line]:
+    """The same of a mixture whose rows were held out in turn (an Entry of `auto`); without what is not known of it."""
+    lines = [Line("log score", whole.score, whole.stderr, "nats per row", "higher")]
+    if whole.metric == "accuracy":
+        lines.append(Line("accuracy", 100 * whole.second, 100 * whole.second_stderr, "% of rows", "higher"))
+        lines.append(Line("90 % set coverage", 100 * whole.coverage, 100 * whole.coverage_stderr, "% of rows", "near 90 %"))
+    elif whole.metric == "RMSE":
+        lines.append(Line("RMSE", whole.second, whole.second_stderr, f"units of {target}", "lower"))
+        lines.append(Line("90 % interval coverage", 100 * whole.coverage, 100 * whole.coverage_stderr, "% of rows", "near 90 %"))
+    return lines
+
+
 def _line(score: Any, name: str, unit: str, factor: float = 1.0) -> Line:
     return Line(name, factor * score.value, factor * score.stderr, unit, "higher" if score.higher_is_better else "lower")
 

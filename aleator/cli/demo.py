@@ -28,11 +28,12 @@ def command(
 ) -> None:
     """Fit bundled data with Exact, MAP and Ensemble; print a table; draw a picture."""
     chosen_settings = keys_and_values(settings)
+    from aleator import defaults
     from aleator.cli import _road
 
     began = time.perf_counter()
     screen = console(to_json)
-    _road.method("ensemble", chosen_settings, 1)  # a slip in the settings is reported before any work
+    defaults.method("ensemble", chosen_settings, 1)  # a slip in the settings is reported before any work
     out.mkdir(parents=True, exist_ok=True)
     (out / ".gitignore").write_text("*\n")  # results of a run do not belong into a repository
     frame = diabetes_frame()
@@ -80,12 +81,13 @@ def diabetes_frame() -> Any:
 
 def fit_frame(frame: Any, name: str, key: Any, settings: list[str]) -> Any:
     """One fit of a table by the command line's own defaults, but for the linear prior: the evidence hardly tells scales apart here."""
-    from aleator.cli import _road, _settings
+    from aleator import _settings, defaults
+    from aleator.cli import _road
     from aleator.tables import Preprocessor
 
     preprocessor, x, y = Preprocessor.fit(frame, TARGET, "regression")
-    method = _road.method(name, settings if name == "ensemble" else _settings.that_fit(_settings.find(name), settings), len(frame))
-    candidates = _road.models(method, "regression", x.shape[1], 0, (50,), 1.0)
+    method = defaults.method(name, settings if name == "ensemble" else _settings.that_fit(_settings.find(name), settings), len(frame))
+    candidates = defaults.models(method, "regression", x.shape[1], 0, (50,), 1.0)
     return _road.fit(key, candidates, x, y, method, preprocessor, progress=False)
 
 

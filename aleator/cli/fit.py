@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from aleator.cli._common import command_again, console, guarded, note, print_json
+from aleator.cli import _config
+from aleator.cli._common import EXIT_CODES, command_again, console, guarded, note, print_json
 
 CHECKPOINT_SECONDS = 5.0
+BUDGET = "50s"  # leaves room for imports, reading and saving within a minute
+SAVED = ("table", "target", "out", "method", "budget", "settings", "task", "hidden", "prior_scale", "seed", "holdout", "checkpoint")
 
 
 class Task(enum.StrEnum):
@@ -42,6 +46,15 @@ def keys_and_values(settings: list[str] | None) -> list[str]:
     return settings or []
 
 
+HELP = f"""Fit a table and save the result.
+
+By default several methods (linear, Gaussian processes, networks) are compared by cross-validation within --budget and stacked: `--method auto`.
+Ctrl-C leaves what `--resume` needs in OUT.checkpoint. OUT/config.json holds all options, for `--config`.
+
+{EXIT_CODES}
+"""
+
+
 @guarded
 def command(
     table: Annotated[Path, typer.Argument(help="CSV, TSV or Parquet file.")],
@@ -49,61 +62,84 @@ def command(
     out: Annotated[Path, typer.Option(help="Directory to save the fit in.")],
     method: Annotated[
         str, typer.Option(help="How to infer: see `aleator methods`; `auto` tries several within --budget and stacks them.")
-    ] = "ensemble",
-    budget: Annotated[str, typer.Option(help="Time for `--method auto`, such as 90s or 10m.")] = "60s",
+    ] = "auto",
+    budget: Annotated[str, typer.Option(help="Time for `--method auto`, such as 90s or 10m.")] = BUDGET,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A hyper-parameter as key=value; may be repeated.")] = None,
     task: Annotated[Task | None, typer.Option(help="Overrules what the target column looks like.")] = None,
     hidden: Annotated[str, typer.Option(callback=widths, help="Widths of the hidden layers of networks, e.g. 50,50.")] = "50",
     prior_scale: Annotated[float | None, typer.Option(help="Prior scale of the weights (of columns as standardised).")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")] = 0,
     holdout: Annotated[
-        bool, typer.Option("--holdout/--no-holdout", help="Keep 20 % of the rows for a score, or fit all rows and print none.")
+        bool | None,
+        typer.Option(
+            "--holdout/--no-holdout",
+            help="Keep 20 % of the rows for a score, or fit all rows. Left out, `auto` fits all (it cross-validates), one method keeps 20 %.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint/--no-checkpoint", help="Write what an interrupted run needs to continue, to OUT.checkpoint.")
     ] = True,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Write what an interrupted run needs to continue.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run with the same options.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier fit in the output directory.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(callback=_config.load, is_eager=True, help="Options from a config.json, or a directory that has one."),
+    ] = None,
     to_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Fit a table and save the result."""
-    from aleator.cli import _road, _scores
+    options = {name: value for name, value in locals().items() if name in SAVED}
+    from aleator import defaults
+    from aleator.auto import seconds_of
+    from aleator.cli import _place, _road, _scores
 
     chosen_settings = keys_and_values(settings)
     began = time.perf_counter()
     screen = console(to_json)
-    check_output(out, force)
+    _place.check_output(out, force)
     several = method.lower() == "auto"
     if several:
-        check_auto(budget, chosen_settings, checkpoint or resume)
+        check_auto(chosen_settings)
+        seconds_of(budget)
     else:
-        _road.method(method, chosen_settings, 1)  # a slip in the settings is reported before the table is read
+        defaults.method(method, chosen_settings, 1)  # a slip in the settings is reported before the table is read
     key_fit, key_predict, split_seed = _road.keys(seed)
-    train, held, notes = prepare(table, target, None if task is None else str(task), split_seed, holdout)
+    train, held, notes = prepare(
+        table, target, None if task is None else str(task), split_seed, not several if holdout is None else holdout
+    )
     preprocessor, x, y = train
     num_classes, sizes = len(preprocessor.labels), hidden_sizes(hidden)
     notes += list(preprocessor.notes)
     facts = inferred(preprocessor, table, len(x), 0 if held is None else len(held), x.shape[1])
-    place = out.with_name(out.name + ".checkpoint") if checkpoint or resume else None
-    run: dict[str, Any] = {"checkpoint": place, "checkpoint_every": CHECKPOINT_SECONDS, "resume": resume} if place else {}
-    try:
-        print_inferred(screen, facts, notes)
-        if several:
-            fit: Any = fit_several(
-                screen, key_fit, preprocessor, x, y, _road.auto_methods(preprocessor.task, x, num_classes, sizes, prior_scale), budget
-            )
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(_place.claimed(out))
+        resumable = {"checkpoint": place, "resume": resume} if checkpoint or resume else {}
+        try:
+            print_inferred(screen, facts, notes)
+            if several:
+                methods = defaults.auto_methods(preprocessor.task, x, num_classes, sizes, prior_scale)
+                fit: Any = fit_several(screen, key_fit, preprocessor, x, y, methods, budget, **resumable)
+            else:
+                chosen = defaults.method(method, chosen_settings, len(x))
+                candidates = defaults.models(chosen, preprocessor.task, x.shape[1], num_classes, sizes, prior_scale)
+                run = resumable | ({"checkpoint_every": CHECKPOINT_SECONDS} if resumable else {})
+                fit = _road.fit(key_fit, candidates, x, y, chosen, preprocessor, **run)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(how_to_continue(place if resumable else None)) from None
+        if held is not None:
+            predicted = fit.predict(key_predict, held.drop(columns=target))
+            lines = _scores.scores(predicted, preprocessor.invert_target(preprocessor.encode_target(held)), preprocessor.task, target)
+            title = f"On {facts['rows_held_out']} rows held out (fitted to the other {facts['rows']})"
         else:
-            chosen = _road.method(method, chosen_settings, len(x))
-            candidates = _road.models(chosen, preprocessor.task, x.shape[1], num_classes, sizes, prior_scale)
-            fit = _road.fit(key_fit, candidates, x, y, chosen, preprocessor, **run)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how_to_continue(place)) from None
-    lines = []
-    if held is not None:
-        predicted = fit.predict(key_predict, held.drop(columns=target))
-        lines = _scores.scores(predicted, preprocessor.invert_target(preprocessor.encode_target(held)), preprocessor.task, target)
-    fit = _road.with_record(fit, {"table": facts, "held_out_scores": _scores.as_json(lines)})
-    fit.save(out)
-    if place is not None:
-        remove_checkpoint(place)
+            lines = _scores.stacked(fit.whole, target) if several else []
+            title = f"Cross-validated over {len(next(iter(fit.held_out.values())))} rows, each predicted unseen" if several else ""
+        fit = _road.with_record(fit, {"table": facts, "held_out_scores": _scores.as_json(lines)})
+
+        def write(directory: Path) -> None:
+            fit.save(directory)
+            _config.write(directory, "fit", options)
+
+        _place.replace(out, write)
+        _place.clear(place)
     seconds = time.perf_counter() - began
     if to_json:
         print_json(
@@ -113,57 +149,33 @@ def command(
                 "method": repr(fit.method),
                 "model": repr(fit.model),
                 "scores": _scores.as_json(lines),
+                "compared": fit.to_json() if several else None,
                 "status": fit.status,
                 "seconds": seconds,
                 "out": out,
             }
         )
         return
-    report(screen, fit, lines, facts, out, seconds)
+    report(screen, fit, lines, title, out, seconds)
 
 
-def check_auto(budget: str, settings: list[str], checkpoint: bool) -> None:
+def check_auto(settings: list[str]) -> None:
     """Refuse what `--method auto` cannot do before the table is read."""
     from aleator._errors import MethodError, message
-    from aleator.auto import seconds_of
 
-    seconds_of(budget)
-    if settings or checkpoint:
-        got = "--set" if settings else "--checkpoint or --resume"
-        raise MethodError(message("auto chooses its own settings and runs short.", got, "--budget only", "name one method to set it up"))
+    if settings:
+        raise MethodError(message("auto chooses its own settings.", "--set", "--budget only", "name one method with --method to set it up"))
 
 
-def fit_several(screen: Any, key: Any, preprocessor: Any, x: Any, y: Any, methods: dict[str, Any], budget: str) -> Any:
+def fit_several(screen: Any, key: Any, preprocessor: Any, x: Any, y: Any, methods: dict[str, Any], budget: str, **run: Any) -> Any:
     """Several methods within the budget, stacked; each is told of as it ends."""
-    from rich.markup import escape
+    from aleator.auto import auto, seconds_of
+    from aleator.cli._watch import watching
 
-    from aleator.auto import Entry, auto
-
-    def show(entry: Entry) -> None:
-        told = entry.note or f"{entry.score:.3f} ± {entry.stderr:.3f} nats per held-out row (higher is better)"
-        screen.print(escape(f"  {entry.name:<9} {entry.seconds:6.1f} s  {told}"), soft_wrap=True)
-
-    return auto(key, None, (x, y), budget, methods, report=show).with_preprocessor(preprocessor)
-
-
-def check_output(out: Path, force: bool) -> None:
-    """Refuse an output directory before the work, and not after it."""
-    from aleator._errors import StoreError, message
-    from aleator.store import AUTO_NAME, JSON_NAME
-
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise StoreError(message("A fit is saved to a directory.", f"{out} is a file", "a new directory", "choose another --out"))
-    if (out / JSON_NAME).exists() or (out / AUTO_NAME).exists():
-        if not force:
-            raise StoreError(
-                message("There is a fit already.", str(out), "a new directory", "choose another --out, or add --force to replace it")
-            )
-    elif any(out.iterdir()):
-        raise StoreError(
-            message("The directory holds something else.", str(out), "a new or empty directory, or an earlier fit", "choose another --out")
-        )
+    with watching(screen, seconds_of(budget)) as (report, watch):
+        unit = preprocessor.y_scale if preprocessor.task == "regression" else 1.0
+        found = auto(key, None, (x, y), budget, methods, report, unit=unit, watch=watch, progress=False, **run)
+    return found.with_preprocessor(preprocessor)
 
 
 def prepare(path: Path, target: str, task: str | None, seed: int, holdout: bool) -> tuple[Any, Any, list[str]]:
@@ -173,6 +185,8 @@ def prepare(path: Path, target: str, task: str | None, seed: int, holdout: bool)
     from aleator.tables import Preprocessor, read_table
 
     frame = read_table(path)
+    if target not in frame.columns and target in map(str, frame.columns):
+        frame = frame.set_axis([str(name) for name in frame.columns], axis=1)  # Parquet may name columns by numbers
     whole, _, y = Preprocessor.fit(frame, target, task)
     notes = [text.replace("task='regression'", "--task regression") for text in whole.notes if text.startswith("the target")]
     gone = missing_in(frame[target])
@@ -223,32 +237,26 @@ def _some(names: list[Any], most: int = 10) -> str:
 
 def how_to_continue(place: Path | None) -> str:
     if place is None:
-        return "Nothing was saved. With --checkpoint an interrupted run can be continued."
+        return "Nothing was saved. Without --no-checkpoint an interrupted run can be continued."
     return f"The run so far is in {place}. Continue with: {command_again('--resume')}"
 
 
-def remove_checkpoint(place: Path) -> None:
-    """Only what the run wrote: the file and, if nothing else is in it, the directory."""
-    from aleator.loop import CHECKPOINT
-
-    (place / CHECKPOINT).unlink(missing_ok=True)
-    if place.is_dir() and not any(place.iterdir()):
-        place.rmdir()
-
-
-def report(screen: Any, fit: Any, lines: list[Any], facts: dict[str, Any], out: Path, seconds: float) -> None:
+def report(screen: Any, fit: Any, lines: list[Any], title: str, out: Path, seconds: float) -> None:
     from rich.markup import escape
 
-    from aleator.cli import _scores
+    from aleator.cli import _scores, _watch
 
-    screen.print(escape(f"Fitted by {fit.method!r}"), soft_wrap=True)
+    if hasattr(fit, "fits"):
+        _watch.print_found(screen, fit)
+    else:
+        screen.print(escape(f"Fitted by {fit.method!r}"), soft_wrap=True)
     screen.print(escape(fit.status), soft_wrap=True)
     if fit.log_evidence is not None:
         screen.print(
             escape(f"Prior {fit.model.prior!r}; log evidence {fit.log_evidence.value:.3f} nats ({fit.log_evidence.kind})"), soft_wrap=True
         )
     if lines:
-        screen.print(_scores.table(lines, f"On {facts['rows_held_out']} rows held out (fitted to the other {facts['rows']})"))
+        screen.print(_scores.table(lines, title))
     screen.print(
         escape(f"Saved in {out} after {seconds:.1f} s. Next: aleator predict {out} NEW_TABLE --out predictions.csv"), soft_wrap=True
     )

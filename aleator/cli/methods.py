@@ -17,7 +17,7 @@ def command(
     to_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """The methods, as cards: model class, criterion, search, cost."""
-    from aleator.cli._settings import find
+    from aleator._settings import find
     from aleator.methods import METHODS
 
     chosen = METHODS if name is None else {name.lower(): find(name)}

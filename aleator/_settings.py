@@ -34,18 +34,13 @@ def build(name: str, settings: Sequence[str], defaults: Mapping[type, Mapping[st
     return _make(known, pairs, defaults or {})
 
 
-def find(name: str) -> type[Method]:
-    """The method class of a command-line name, whatever its case."""
+def find(name: str, more: Sequence[str] = ()) -> type[Method]:
+    """The method class of a command-line name, whatever its case; more: other names that would have been right, for the message."""
     known = METHODS.get(name.lower())
     if known is None:
-        raise MethodError(
-            message(
-                "There is no method of this name.",
-                repr(name) + nearest(name.lower(), METHODS),
-                f"one of {list(METHODS)}",
-                "run `aleator methods`",
-            )
-        )
+        every = [*more, *METHODS]
+        got, do = repr(name) + nearest(name.lower(), every), "run `aleator methods`"
+        raise MethodError(message("There is no method of this name.", got, f"one of {every}", do))
     return known
 
 
