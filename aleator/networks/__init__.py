@@ -5,8 +5,12 @@ from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
 from aleator.networks.partial import Partial
 from aleator.networks.pruned import Pruned, PrunedSite
+from aleator.networks.recurrent import GRU, LSTM
+from aleator.networks.transformer import Transformer
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "MLP",
     "VGG",
     "LeNet5",
@@ -17,6 +21,7 @@ __all__ = [
     "PrunedSite",
     "ResNet",
     "Shallow",
+    "Transformer",
     "UserNetwork",
     "as_network",
 ]
