@@ -18,6 +18,8 @@ from aleator._errors import DataError, message
 from aleator._typing import Array
 from aleator.data import Batch, BatchOrder, Data, Stream
 
+REPEATS = 3  # batches equal to the one before, in a row, that are no accident
+REPEAT_ROWS = 8  # rows a batch must have for that: four kinds of row would repeat so once in 10¹⁴
 ONCE_ROWS = 4096  # rows per step of a "once" phase that does not say
 
 
@@ -117,7 +119,9 @@ class StreamFeed:
         self.bytes_per_step = _tree.nbytes(jax.tree.map(np.asarray, first))
         self.num_steps = -(-stream.num_data // self.batch_size)
         self.iterator: Any = None
-        self.seen: int | None = 0 if position[1] == 0 else None
+        self.seen = position[1] * self.batch_size  # all batches but an epoch's last have that many rows
+        self.last: Any = None
+        self.repeats = 0
 
     def chunk(self, members: range, step: int, count: int, capacity: int) -> Batch:
         """The next `count` batches, stacked and padded to `capacity`."""
@@ -128,7 +132,12 @@ class StreamFeed:
     def _convert(self, item: Any) -> tuple:
         if item is None:
             raise DataError(
-                message("The stream is empty.", "no batch", "at least one batch per epoch", "let make(epoch, start) yield (x, y)")
+                message(
+                    "The stream is empty.",
+                    f"no batch in epoch {self.position[0]}",
+                    "at least one batch per epoch",
+                    "let make(epoch, start) return a new iterator over (x, y) each time it is called",
+                )
             )
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             raise DataError(
@@ -153,24 +162,50 @@ class StreamFeed:
                     "The stream's batches grow.", f"{n} rows", f"at most {self.batch_size}, as in the first", "yield batches of one size"
                 )
             )
-        if self.seen is not None:
-            self.seen += n
+        self._watch(x, y, n)
         index = np.full(self.batch_size, -1, np.int32)
         index[:n] = np.arange(n)
         pad = lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], self.batch_size - n, axis=0)]) if n < self.batch_size else leaf
         x, y, weight = jax.tree.map(lambda leaf: pad(np.asarray(leaf)), (x, y, weight))
         return Batch(x, y, weight, index, padded=True)
 
+    def _watch(self, x: Any, y: Any, n: int) -> None:
+        """Refuse an epoch that goes on beyond N, and a stream that yields one batch over and over."""
+        self.seen += n
+        epoch = self.position[0]
+        if self.seen > self.stream.num_data:
+            raise DataError(
+                message(
+                    "The stream goes on beyond its end.",
+                    f"{self.seen} rows in epoch {epoch}, so far",
+                    f"num_data={self.stream.num_data}",
+                    "end the iterator after one epoch, begin it at batch `start`, or pass the true number of rows",
+                )
+            )
+        now, before = jax.tree.leaves((x, y)), self.last
+        same = before is not None and n >= REPEAT_ROWS and all(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+        varied = same and any(not np.array_equal(leaf, np.broadcast_to(leaf[:1], np.shape(leaf))) for leaf in now)
+        self.last, self.repeats = now, self.repeats + 1 if varied else 0
+        if self.repeats >= REPEATS:
+            raise DataError(
+                message(
+                    "The stream repeats itself.",
+                    f"{REPEATS + 1} equal batches in a row, up to batch {self.position[1] - 1} of epoch {epoch}",
+                    "every row once an epoch",
+                    "let make(epoch, start) go on to the next rows, and copy arrays it fills again",
+                )
+            )
+
     def _end_of_epoch(self) -> None:
         if self.position[1] == 0:
             self._convert(None)
-        if self.seen is not None and self.seen != self.stream.num_data:
+        if self.seen != self.stream.num_data:
             raise DataError(
                 message(
                     "The stream's length is not what it said.",
                     f"{self.seen} rows in epoch {self.position[0]}",
                     f"num_data={self.stream.num_data}",
-                    "pass the true number of rows",
+                    "pass the true number of rows, find out why the epoch ends early, or let make return a new iterator each time",
                 )
             )
         self.position[:] = [self.position[0] + 1, 0]

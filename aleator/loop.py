@@ -12,6 +12,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from itertools import chain
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -358,9 +359,7 @@ class _Job:
         """Stop at the first step whose watched number is not finite, with the state before it."""
         if self.algorithm.watch is None:
             return
-        watched = np.stack(
-            [np.min(np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count], axis=0) for _, info, *_ in outs]
-        )
+        watched = np.concatenate([np.asarray(getattr(info, self.algorithm.watch)).reshape(-1, capacity)[:, :count] for _, info, *_ in outs])
         bad = np.flatnonzero(~np.isfinite(watched.sum(axis=0)))
         if not bad.size:
             return
@@ -377,6 +376,9 @@ class _Job:
         number, at_start = self.total_steps + at, self.total_steps + at == 0
         self.total_steps += max(at - 1, 0)
         where = f"parameter {path}" if path else f"{self.algorithm.watch} (all parameters are finite)"
+        if len(watched) > 1:
+            which = ", ".join(str(m) for m, value in zip(chain.from_iterable(self.groups), watched[:, at], strict=True) if not np.isfinite(value))
+            where += f", in run {which} of 0 to {len(watched) - 1}"
         error = NonFiniteError(
             message(
                 f"Step {number} left the finite numbers.",

@@ -131,6 +131,36 @@ def test_streams_that_lie_are_caught() -> None:
         al.fit(0, cases.linear_model(), al.Stream(growing, 12), al.MAP(num_steps=3, batch_size=3))
 
 
+def test_streams_that_do_not_stop_repeat_or_end_early_are_caught() -> None:
+    def endless(epoch: int, start: int):
+        while True:
+            yield from ((X[i : i + 10], Y[i : i + 10]) for i in range(0, 40, 10))
+
+    once = iter([(X[i : i + 10], Y[i : i + 10]) for i in range(0, 40, 10)])
+    early = lambda epoch, start: ((X[i : i + 10], Y[i : i + 10]) for i in range(0, 40 if epoch == 0 else 20, 10))
+    again = lambda epoch, start: ((X[:10], Y[:10]) for _ in range(start, 4))
+    deaf = lambda epoch, start: ((X[i : i + 10], Y[i : i + 10]) for i in range(0, 40, 10))
+    method = al.MAP(num_steps=30, batch_size=10)
+    for make, said in (
+        (endless, "50 rows in epoch 0, so far.*num_data=40"),
+        (lambda epoch, start: once, "rows in epoch 0.*return a new iterator"),  # what was looked at first is gone
+        (early, "20 rows in epoch 1.*ends early"),
+        (again, "4 equal batches in a row, up to batch 3 of epoch 0"),
+    ):
+        with pytest.raises(al.DataError, match=said):
+            al.fit(0, cases.linear_model(), al.Stream(make, 40), method, progress=False)
+    from aleator._feed import StreamFeed
+
+    feed = StreamFeed(al.Stream(deaf, 40), lambda item: item, [0, 2])  # resumed at batch 2 by a stream that begins at 0 all the same
+    with pytest.raises(al.DataError, match="begin it at batch `start`"):
+        feed.chunk(range(1), 2, 4, 4)
+
+
+def test_rows_that_are_all_alike_are_no_repetition() -> None:
+    alike = lambda epoch, start: ((np.ones((10, 3), np.float32), np.zeros(10, np.float32)) for _ in range(start, 4))
+    al.fit(0, cases.linear_model(), al.Stream(alike, 40), al.MAP(num_steps=12, batch_size=10), progress=False)
+
+
 def test_methods_that_need_all_rows_refuse_a_stream() -> None:
     with pytest.raises(al.MethodError, match="batch_size"):
         al.fit(0, cases.linear_model(), stream(X, Y, 10), al.MAP(num_steps=3))

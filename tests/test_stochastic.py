@@ -163,6 +163,15 @@ def test_a_step_that_explodes_is_named() -> None:
     assert np.isfinite(np.asarray(caught.value.fit.posterior.params)).all()
 
 
+def test_the_chain_that_diverges_is_named() -> None:
+    """Two chains from two of these places: a step that is right near 0 throws the one at 30 out."""
+    target = al.target_from_log_density(lambda p: -0.25 * jnp.sum(p**4), jnp.zeros(2))
+    begin = al.fit(0, target, None, al.SGLD(1e-9, 8, 0, 2, thin=1, num_search=0), progress=False)
+    begin.posterior.params[:] = np.repeat([[0.0, 0.0], [30.0, 30.0]], 8, axis=0)
+    with pytest.raises(al.NonFiniteError, match=r"in run [01] of 0 to 1"):
+        al.fit(0, target, None, al.SGLD(0.05, 100, 0, 2, num_search=0), init=begin, progress=False)
+
+
 def test_what_is_too_hot_is_said() -> None:
     """A step near the limit of stability, and a gradient noise that no injected noise can make room for."""
     target = al.target_from_log_density(lambda p: -0.5 * jnp.sum(p**2), jnp.zeros(50))

@@ -21,7 +21,7 @@ from aleator._feed import Rows, batch_at
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.loop import Algorithm, Phase
-from aleator.methods import _chains, _optimise
+from aleator.methods import _chains, _kfac, _optimise
 from aleator.methods import map as map_file
 from aleator.methods._method import Method, check_positive
 from aleator.methods.cyclical import Cyclical, Timetable, timetable
@@ -34,10 +34,13 @@ CURVATURE_ROWS = 1024  # rows whose Hessian sets the step size
 POWER_STEPS = 30  # of the power iteration for its largest eigenvalue
 RMS_FLOOR = 1e-2  # smallest root mean square of a gradient the metric divides by, relative to their mean
 HALF_FULL = 0.5  # share of the injected noise that the gradient's may make up at an automatic step size
+KFAC_ROWS = 256  # rows behind one look at Kronecker factors
+KFAC_EVERY = 100  # steps of warm-up between them
 LEVEL_BATCHES = 8  # that this is estimated from
 HOT = 0.1  # deviation of a temperature from one that is worth a word, where it is also five standard errors
 SAMPLING = ("independent", "shuffled", "stratified")
 CONTROL = (None, "mode", "svrg")
+PRECONDITIONERS = (None, "rmsprop", "kfac")
 
 
 class Dynamics(NamedTuple):
@@ -74,7 +77,8 @@ class Watch(NamedTuple):
 
 class State(NamedTuple):
     """params, inner: position and what the dynamics carry. search: optimiser of the search for a start, or (). anchor: an Anchor, or ().
-    spread: V, the variance of each gradient entry, or (). metric: G, or (), with square, the running mean of squared gradients, behind it.
+    spread: V, the variance of each gradient entry, or (). metric: G, or a _kfac.Metric, or (). square: the running mean of squared gradients
+    behind a diagonal G.
     centre: c of the configurational temperature. size: h. rows: inputs at which functions are compared, or (). number: of the step,
     negative until warm-up is over. looks: how many there have been. now: Info of the last step."""
 
@@ -143,7 +147,7 @@ class StochasticMethod(Method):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise MethodError(message(f"{name}.{field} cannot be used.", repr(value), "a whole number ≥ 0", f"pass e.g. {field}=1000"))
-        choices = {"sampling": SAMPLING, "control_variates": CONTROL, "preconditioner": (None, "rmsprop"), "storage": _chains.STORAGE}
+        choices = {"sampling": SAMPLING, "control_variates": CONTROL, "preconditioner": PRECONDITIONERS, "storage": _chains.STORAGE}
         for field, allowed in choices.items():
             value = getattr(self, field)
             if value not in allowed:
@@ -196,6 +200,7 @@ def _build(method: StochasticMethod, target: Any) -> Algorithm:
     stride = method.thin if feed != "random" else 1
     warmup = -(-method.num_warmup // stride)
     noisy = target.model is not None and method.batch_size is not None and method.batch_size > 1
+    plan = _kfac.layout(target) if method.preconditioner == "kfac" else None
     optimizer = _search(method) if method.num_search else None
     chosen = target.rows(2 * min(_chains.REFERENCE_ROWS, max(target.num_data, 1))) if layout.num_functions else ()
 
@@ -210,8 +215,8 @@ def _build(method: StochasticMethod, target: Any) -> Algorithm:
             search=optimizer.init(params) if optimizer else (),
             anchor=Anchor(params, zeros) if method.control_variates else (),
             spread=zeros if noisy else (),
-            metric=jax.tree.map(jnp.ones_like, params) if method.preconditioner else (),
-            square=zeros if method.preconditioner else (),
+            metric=_kfac.init(start, plan) if plan else jax.tree.map(jnp.ones_like, params) if method.preconditioner else (),
+            square=zeros if method.preconditioner == "rmsprop" else (),
             centre=params,
             watch=Watch(*(none for _ in Watch._fields)),
             size=jnp.asarray(fixed, real),
@@ -241,10 +246,23 @@ def _build(method: StochasticMethod, target: Any) -> Algorithm:
             if noisy:
                 largest = jnp.minimum(largest, 4.0 * HALF_FULL * method.room / (level(key_noise, state, batch) + 1e-30))
             state = state._replace(size=largest.astype(state.size.dtype))
+        if plan:
+            key_look, key_factors = jax.random.split(key_look)
+            state = factors(key_factors, state, batch)
         # Looked at before the first move, so that a start that does not work is told from a step that explodes.
         rows = draw(key_look, batch, method.batch_size, "independent") if drawn else batch
         value = target.parts(packing.unpack(state.params), rows)[1].astype(state.size.dtype)
         return state._replace(centre=state.params), Info(value, state.size)
+
+    def factors(key: Key, state: State, data: Any) -> State:
+        """A look at the Kronecker factors. In new coordinates V is estimated from the beginning."""
+        rows = draw(key, data, KFAC_ROWS, "independent") if drawn and target.num_data > KFAC_ROWS else data
+        metric = _kfac.refresh(state.metric, packing.unpack(state.params), rows, target, plan)  # type: ignore[arg-type]
+        return state._replace(metric=metric, looks=jnp.zeros_like(state.looks))
+
+    def turned(state: State) -> Callable[[Tree], Tree]:
+        """G^{½} on packed trees, where the sampler moves in coordinates of its own."""
+        return (lambda tree: packing.pack(_kfac.shape(state.metric, packing.unpack(tree), plan))) if plan else (lambda tree: tree)
 
     def level(key: Key, state: State, data: Any) -> Array:
         """The mean of V over all entries, from a few batches."""
@@ -260,23 +278,30 @@ def _build(method: StochasticMethod, target: Any) -> Algorithm:
     def step(key: Key, state: State, data: Batch | None) -> tuple[State, Info]:
         """One step: a batch, its gradient, the move; every few steps a look at the noise."""
         key_rows, key_noise = jax.random.split(key)
-        batch = draw(key_rows, data, method.batch_size, method.sampling) if drawn else data
         number = state.number + 1
+        if plan:
+            key_rows, key_factors = jax.random.split(key_rows)
+            due = (number % KFAC_EVERY == 0) & (number <= 0)
+            before = state
+            state = jax.lax.cond(due, lambda: factors(key_factors, before, data), lambda: before)
+        batch = draw(key_rows, data, method.batch_size, method.sampling) if drawn else data
         if method.control_variates == "svrg":
             every = -(-target.num_data // method.batch_size)  # type: ignore[operator]
             fresh = lambda: Anchor(state.params, full_gradient(state.params, data, target, packing))
             state = state._replace(anchor=jax.lax.cond(number % every == 0, fresh, lambda: state.anchor))
         data_term, gradient = estimate(state.params, batch, state.anchor, target, packing)
         now = state.size * table.factor(number)
-        metric = state.metric if method.preconditioner else jax.tree.map(lambda _: 1.0, state.params)
+        metric = state.metric if method.preconditioner == "rmsprop" else jax.tree.map(lambda _: 1.0, state.params)
         scale = jax.tree.map(lambda g: now * g, metric)
         spread = state.spread if noisy and method.corrects() else jax.tree.map(lambda _: 0.0, state.params)
         excess = jax.tree.map(lambda s, v: 0.25 * s**2 * v, scale, spread)
-        params, inner = dynamics.move(key_noise, state.params, state.inner, gradient, scale, excess, table.heat(number))
+        turn, origin = turned(state), jax.tree.map(jnp.zeros_like, state.params) if plan else state.params
+        params, inner = dynamics.move(key_noise, origin, state.inner, turn(gradient), scale, excess, table.heat(number))
+        params = jax.tree.map(jnp.add, state.params, turn(params)) if plan else params
         seen = state._replace(params=params, inner=inner, number=number, now=Info(data_term.astype(now.dtype), now))
 
         def look() -> tuple[Any, ...]:
-            return observe(state, number, gradient, batch, scale, dynamics, target, packing, method.sampling == "shuffled")
+            return observe(state, number, gradient, batch, scale, dynamics, target, packing, method.sampling == "shuffled", turn)
 
         same = (state.spread, state.metric, state.square, state.centre, state.watch, state.looks)
         parts = jax.lax.cond(number % LOOK_EVERY == 0, look, lambda: same)
@@ -385,18 +410,25 @@ def estimate(params: Tree, batch: Batch | None, anchor: Any, target: Any, packin
 
 
 def halves(
-    params: Tree, gradient: Tree, batch: Any, anchor: Any, target: Any, packing: _optimise.Packing, shuffled: bool
+    params: Tree,
+    gradient: Tree,
+    batch: Any,
+    anchor: Any,
+    target: Any,
+    packing: _optimise.Packing,
+    shuffled: bool,
+    turn: Callable[[Tree], Tree] = lambda tree: tree,
 ) -> tuple[Tree, Any]:
     """An unbiased estimate of V from one batch, packed, and whether the batch had two halves (a stream's last may not).
 
     With the gradient g₁ over m of the n rows, (g − g₁)²·m/(n − m) has mean V for independent rows; rows of one epoch are drawn without
-    replacement, which lowers V by 1 − n/N.
+    replacement, which lowers V by 1 − n/N. turn: into the coordinates the sampler moves in.
     """
     half = first_half(batch)
     part = estimate(params, half, anchor, target, packing)[1]
     rows, whole = half.size, batch.size
     factor = rows / jnp.maximum(whole - rows, 1) * (1.0 - whole / target.num_data if shuffled else 1.0)
-    return jax.tree.map(lambda g, p: factor * (g - p) ** 2, gradient, part), whole > rows
+    return jax.tree.map(lambda d: factor * d**2, turn(jax.tree.map(jnp.subtract, gradient, part))), whole > rows
 
 
 def full_gradient(params: Tree, data: Any, target: Any, packing: _optimise.Packing) -> Tree:
@@ -444,6 +476,7 @@ def observe(
     target: Any,
     packing: _optimise.Packing,
     shuffled: bool,
+    turn: Callable[[Tree], Tree],
 ) -> tuple[Any, ...]:
     """A look before a step: V from the gradient of half the batch, G from squared gradients (until warm-up ends), and the temperatures."""
     looks = state.looks + 1
@@ -452,7 +485,7 @@ def observe(
     spread, metric, square = state.spread, state.metric, state.square
     warming = number <= 0
     if jax.tree.leaves(spread):
-        fresh, full = halves(state.params, gradient, batch, state.anchor, target, packing, shuffled)
+        fresh, full = halves(state.params, gradient, batch, state.anchor, target, packing, shuffled, turn)
         spread = jax.tree.map(lambda v, new: jnp.where(full, blend(v, new.astype(v.dtype)), v), spread, fresh)
     if jax.tree.leaves(square):
         square = jax.tree.map(lambda s, g: jnp.where(warming, blend(s, g**2), s), square, gradient)

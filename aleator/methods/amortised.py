@@ -15,23 +15,28 @@ from aleator.data import Batch
 from aleator.latent.posteriors import Diagonal
 from aleator.latent.vae import VAE, log_mean
 from aleator.loop import Algorithm, Phase
-from aleator.methods import _optimise
+from aleator.methods import _optimise, _refined_rows
 from aleator.methods._method import Card, Method, check_positive
 from aleator.posterior import Point
 
-ESTIMATORS = ("elbo", "iwae", "dreg", "stl")
+ESTIMATORS = ("elbo", "iwae", "dreg", "stl", "refined")
 
 
 class State(NamedTuple):
+    """along: step sizes and annealing of the refinement, trained with the networks, or ()."""
+
     params: Tree
+    along: Tree
     optimizer: Any
     number: Array
 
 
 class Info(NamedTuple):
-    """bound: Σ over all rows, estimated from the batch, nats (higher is better); without free bits or warm-up."""
+    """bound: Σ over all rows, estimated from the batch, nats (higher is better); without free bits or warm-up. step_size: mean η of the refinement, 0
+    without one."""
 
     bound: Array
+    step_size: Array
 
 
 def step(key: Key, state: State, batch: Batch, target: Any, method: Amortised, optimizer: Any) -> tuple[State, Info]:
@@ -40,18 +45,26 @@ def step(key: Key, state: State, batch: Batch, target: Any, method: Amortised, o
 
     warm = 1.0 if not method.warmup else jnp.minimum(1.0, (state.number + 1.0) / method.warmup)
 
-    def loss(params: Tree) -> tuple[Array, Array]:
-        climbed, honest = terms(key, params, batch, target.model, method, warm)
+    def loss(moved: tuple[Tree, Tree]) -> tuple[Array, Array]:
+        params, along = moved
+        climbed, honest = terms(key, params, batch, target.model, method, warm, along)
         value = target.total(climbed, batch) + target.log_prior(params)
         return -value / target.num_data, target.total(honest, batch)
 
-    (_, bound), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, inner = optimizer.update(gradient, state.optimizer, state.params)
-    return State(optax.apply_updates(state.params, updates), inner, state.number + 1), Info(bound)
+    moved = (state.params, state.along)
+    (_, bound), gradient = jax.value_and_grad(loss, has_aux=True)(moved)
+    updates, inner = optimizer.update(gradient, state.optimizer, moved)
+    params, along = optax.apply_updates(moved, updates)
+    return State(params, along, inner, state.number + 1), Info(bound, jnp.mean(jnp.exp(along["log_step"])) if along else jnp.zeros(()))
 
 
-def terms(key: Key, params: Tree, batch: Batch, model: VAE, method: Amortised, warm: Any) -> tuple[Array, Array]:
+def terms(key: Key, params: Tree, batch: Batch, model: VAE, method: Amortised, warm: Any, along: Tree = ()) -> tuple[Array, Array]:
     """What is climbed and the plain bound, of each row, (n,)."""
+    if method.estimator == "refined":
+        key_shown, key_paths = jax.random.split(key)
+        shown, _ = model.shown(key_shown, batch)
+        climbed = jnp.mean(_refined_rows.log_weights(key_paths, params, shown, model, along, method.num_importance), axis=0)
+        return climbed, jax.lax.stop_gradient(climbed)
     if method.estimator in ("elbo", "iwae"):
         if method.free_bits:
             return _with_free_bits(key, params, batch, model, method, warm)
@@ -116,7 +129,10 @@ class Amortised(Method):
     """Maximise E_q[log p(y, z) − log q(z | y)] over the decoder and the inference network of an autoencoder (D7).
 
     estimator: "elbo"; "iwae", the importance-weighted bound of num_importance draws (Burda et al. 2016); "dreg", the same bound with doubly
-    reparameterised gradients; "stl", the evidence lower bound without the score of q (sticking the landing). warmup: steps over which the
+    reparameterised gradients; "stl", the evidence lower bound without the score of q (sticking the landing); "refined", the bound of num_refine
+    Langevin steps after the encoder's draw, row by row, through which everything is differentiated (the variationally inferred sampler, see
+    `al.Refined`): step_size, in units of the encoder's variances, is where their sizes start, and they are trained too;
+    clip=1.0 keeps steps that are too long for an untrained decoder from throwing it off. warmup: steps over which the
     divergence enters, from 0 to its full weight. free_bits: nats a dimension of z may tell before it is charged; "elbo" with a diagonal q.
     """
 
@@ -127,6 +143,8 @@ class Amortised(Method):
     num_importance: int = 1
     warmup: int | None = None
     free_bits: float = 0.0
+    num_refine: int = 5
+    step_size: float = 0.1
     optimizer: Any = "adam"
     schedule: str = "cosine"
     clip: float | None = None
@@ -143,18 +161,21 @@ class Amortised(Method):
             "Kingma and Welling, Auto-encoding variational Bayes, 2014",
             "Burda, Grosse and Salakhutdinov, Importance weighted autoencoders, 2016",
             "Roeder, Wu and Duvenaud, Sticking the landing, 2017",
+            "Gallego and Ríos Insua, Variationally inferred sampling through a refined bound, 2021",
             "Tucker, Lawson, Gu and Maddison, Doubly reparameterized gradient estimators for Monte Carlo objectives, 2019",
         ),
     )
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_steps", "batch_size", "num_importance", "warmup", whole=True)
-        check_positive(self, "learning_rate", "clip")
+        check_positive(self, "num_steps", "batch_size", "num_importance", "warmup", "num_refine", whole=True)
+        check_positive(self, "learning_rate", "clip", "step_size")
         if self.estimator not in ESTIMATORS:
             raise MethodError(message("Unknown estimator.", repr(self.estimator), f"one of {ESTIMATORS}", "choose one of them"))
         if self.free_bits < 0 or (self.free_bits and self.estimator != "elbo"):
             got = f"free_bits={self.free_bits} with {self.estimator!r}"
             raise MethodError(message("Free bits are a form of the ELBO.", got, "free_bits ≥ 0 with 'elbo'", "use estimator='elbo'"))
+        if self.warmup and self.estimator == "refined":
+            raise MethodError(message("Refinement has no warm-up.", f"warmup={self.warmup}", "None", "drop it, or use estimator='elbo'"))
         _optimise.check_optimizer(self)
 
     def build(self, target: Any) -> Algorithm:
@@ -175,10 +196,14 @@ class Amortised(Method):
             raise MethodError(
                 message("Free bits need the divergence by dimension.", repr(model), "one layer, diagonal q, no x", "use warmup instead")
             )
+        along: Tree = ()
+        if self.estimator == "refined":
+            _refined_rows.check(model)
+            along = _refined_rows.begin(self.num_refine, self.step_size, jnp.float32)
         optimizer = _optimise.optimizer(self)
         batches = "full" if self.batch_size is None else "random"
         return Algorithm(
-            init=lambda key, start: State(start, optimizer.init(start), jnp.zeros((), jnp.int32)),
+            init=lambda key, start: State(start, along, optimizer.init((start, along)), jnp.zeros((), jnp.int32)),
             phases=(
                 Phase(
                     "Amortised",

@@ -50,7 +50,9 @@ class SGLD(StochasticMethod):
     control_variates: "mode" takes gradients relative to those at the start, ∇U(θ̂) + (N/n)Σ(∇uᵢ(θ) − ∇uᵢ(θ̂)), with far less noise near θ̂ for
     two gradients a step; "svrg" moves θ̂ to the chain once an epoch, for posteriors that do not stay near one mode.
     preconditioner: "rmsprop" gives each parameter its own step h·G, G ∝ 1/rms of its gradient with mean 1, learned during warm-up and then
-    frozen, so that no correction term is missing (Li et al. 2016 leave one out).
+    frozen, so that no correction term is missing (Li et al. 2016 leave one out). "kfac" moves in coordinates in which the posterior of a
+    network is about round, by Kronecker factors of its curvature that are looked at every 100 steps of warm-up and then frozen; h is then in units
+    of posterior variances (0.1 is off by some 3 %), for al.BNN and al.LinearModel with priors that have no parameters.
     storage and precision: as in `al.HMC`.
     """
 
@@ -84,6 +86,7 @@ class SGLD(StochasticMethod):
             "Welling and Teh, Bayesian learning via stochastic gradient Langevin dynamics, 2011",
             "Baker, Fearnhead, Fox and Nemeth, Control variates for stochastic gradient MCMC, 2019",
             "Dubey et al., Variance reduction in stochastic gradient Langevin dynamics, 2016",
+            "Martens and Grosse, Optimizing neural networks with Kronecker-factored approximate curvature, 2015",
             "Li, Chen, Carlson and Carin, Preconditioned stochastic gradient Langevin dynamics, 2016",
             "Vollmer, Zygalakis and Teh, Exploration of the (non-)asymptotic bias and variance of SGLD, 2016",
         ),

@@ -5,9 +5,13 @@ from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
 from aleator.networks.partial import Partial
 from aleator.networks.pruned import Pruned, PrunedSite
+from aleator.networks.recurrent import GRU, LSTM
 from aleator.networks.spectral import SpectralNorm
+from aleator.networks.transformer import Transformer
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "MLP",
     "VGG",
     "LeNet5",
@@ -19,6 +23,7 @@ __all__ = [
     "ResNet",
     "Shallow",
     "SpectralNorm",
+    "Transformer",
     "UserNetwork",
     "as_network",
 ]

@@ -120,10 +120,11 @@ def check_params(params: Tree, framework: str) -> Tree:
 
 
 def fan_in(network: Any, params: Tree) -> Tree:
-    """Number of inputs feeding each entry of each leaf; 1 for biases, gains and scalars."""
+    """Number of inputs feeding each entry of each leaf; 1 for biases, gains and scalars, and for tables whose rows are looked up."""
     first = getattr(network, "fan_axes", "last") == "first"
     count = lambda leaf: 1 if len(leaf.shape) < 2 else int(np.prod(leaf.shape[1:] if first else leaf.shape[:-1]))
-    return jax.tree.map(count, params)
+    fans, tables = jax.tree.map(count, params), set(getattr(network, "looked_up", ()))
+    return {name: jax.tree.map(lambda _: 1, fan) if name in tables else fan for name, fan in fans.items()} if tables else fans
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -177,6 +177,9 @@ NETWORKS = {
     "lenet5 caffe": NetworkCase(lambda: al.networks.LeNet5Caffe(out_size=3), _images(28, 1), 3),
     "vgg": NetworkCase(lambda: al.networks.VGG((8, 8, 3), 3, widths=((4,), (8,)), dense=(8,), norm="group"), _images(8, 3), 3),
     "resnet": NetworkCase(lambda: al.networks.ResNet((8, 8, 3), 3, depth=8, width=4, norm="frn"), _images(8, 3), 3),
+    "gru": NetworkCase(lambda: al.networks.GRU(3, (4,), 3), _images(4, 3)[:, 0], 3),
+    "lstm": NetworkCase(lambda: al.networks.LSTM(3, (4,), 3), _images(4, 3)[:, 0], 3),
+    "transformer": NetworkCase(lambda: al.networks.Transformer(3, 4, 3, width=4, depth=1, heads=2), _images(4, 3)[:, 0], 3),
 }
 
 PRIORS = {
