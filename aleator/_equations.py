@@ -56,8 +56,13 @@ def bind(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
 
 
 def follow(eqn: JaxprEqn, values: list[Any], at: int, powers: tuple[int, ...]) -> list[Weight] | None:
-    """A weight after an equation that only changes its layout or multiplies it by a constant; None for any other equation."""
+    """A weight after an equation that only changes its layout, puts it among constants or multiplies it by one; None for any other."""
     name, weight = eqn.primitive.name, values[at]
+    if name == "scatter" and at == 2 and eqn.params["unique_indices"]:
+        # The entries around the weight are known: companions (variances, perturbations) are zero there.
+        around = [values[0]] + [jnp.zeros_like(values[0])] * (len(weight.arrays) - 1)
+        made = [bind(eqn, [base, values[1], array]) for base, array in zip(around, weight.arrays, strict=True)]
+        return [weight._replace(arrays=tuple(out for (out,) in made), chain=(*weight.chain, scattered))]
 
     def through(array: Array, power: int = 1) -> list[Array]:
         operands = list(values)
@@ -170,8 +175,10 @@ def leaf_axes_of(facts: dict[str, Any], shape: tuple[int, ...]) -> tuple[tuple[i
     """Axes of the leaf that number the map's input and output units: the leaf's entries are numbered and sent down the same way.
 
     The steps of a scan over stacked weights have units of their own, so the stacked axis counts among them. () where no axes of the leaf
-    number the units and nothing else (a kernel cut out of a flat vector).
+    number the units and nothing else (a kernel cut out of a flat vector, or one whose entries were put where they belong).
     """
+    if scattered in facts["chain"]:
+        return (), ()
     if not facts["chain"]:
         return tuple(sorted(facts["weight_units"])), tuple(sorted(facts["weight_outs"]))
     labels = _sent(facts["chain"], shape)
@@ -197,6 +204,11 @@ def _sent(chain: Sequence[Callable], shape: tuple[int, ...]) -> np.ndarray:
 
 def first_row(leaf: Array) -> Array:
     return leaf[0]
+
+
+def scattered(leaf: Array) -> Array:
+    """A step after which the entries of a leaf number nothing but themselves."""
+    return leaf
 
 
 def _last_row(leaf: Array) -> Array:

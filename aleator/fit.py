@@ -121,7 +121,8 @@ class Fit:
         """The network without the weights whose log α exceeds `threshold`: smaller and faster, checked against this one.
 
         Needs a fit with Gaussian dropout noise (al.SparseDropout). manifest["pruning"] has bytes and times before and after, and the
-        largest difference in outputs. Fine-tune it with `al.fit(key, pruned.model, data, al.MAP(…))`, which starts where it is.
+        largest difference in outputs. Fine-tune it with `al.fit(key, pruned.model, data, al.MAP(…))`, which starts where it is; or fit it by
+        al.SparseDropout once more and prune again: weights that go take their noise with them, and others can follow.
         """
         from aleator.pruning import prune
 

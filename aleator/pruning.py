@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,8 @@ def prune(fit: Any, threshold: float) -> Any:
     params = jax.tree.map(jnp.asarray, fit.posterior.params)
     weights, x = model.weights(params), _rows(fit.manifest["data"])
     masks = {path.removeprefix("network.") if path != "network" else "": m for path, m in fit.posterior.masks(threshold).items()}
-    found = sites.find(model.apply, weights, x)
-    chosen = [site for site in found.sites if site.path in masks and _prunable(site)]
+    whole = (_reopened if isinstance(model.network, Pruned) else _opened)(model.network, weights, masks, x)
+    chosen, base = whole.chosen, whole.base
     if not chosen:
         raise MethodError(
             message(
@@ -51,19 +51,15 @@ def prune(fit: Any, threshold: float) -> Any:
                 "use fit.posterior.masks() to see what could go",
             )
         )
-    thin = _masked(weights, {site.path: masks[site.path] for site in chosen})
-    thin = _drop_unread(model.apply, thin, x, chosen)
-    _, records = sites.replay(None, model.apply, thin, x, _record)
-    operands = {site.name: np.asarray(records[site.name][0] if site.shared_steps else records[site.name]) for site in chosen}
+    operands, full = _drop_unread(base.apply, whole.operands, whole.weights, x, chosen)
     parts = tuple(_part(site, operands[site.name]) for site in chosen)
     kept = {part.name: _values(part, operands[part.name], site) for part, site in zip(parts, chosen, strict=True)}
     gone = {site.path for site in chosen}
-    rest = {path: leaf for path, leaf in zip(_tree.paths(thin), jax.tree.leaves(thin), strict=True) if path not in gone}
-    network = Pruned(model.network, parts, {"kept": kept, "rest": rest})
+    rest = {path: leaf for path, leaf in zip(_tree.paths(full), jax.tree.leaves(full), strict=True) if path not in gone}
+    network = Pruned(base, parts, {"kept": kept, "rest": rest})
     prior = model.prior if isinstance(model.prior, Normal) and isinstance(model.prior.scale, float) else Normal(1.0)
     small = dataclasses.replace(model, network=network, prior=prior)
-    masked = _masked(weights, {site.path: masks[site.path] for site in chosen})
-    report = _report(model, masked, small, network, x) | _counts(chosen, kept)
+    report = _report(model, whole.masked, base, full, network, x) | _counts(chosen, kept)
     point = Point({"network": network.params, "likelihood": params["likelihood"], "prior": {}})
     status = (
         f"Pruned at log α > {threshold:g}: {report['compression']:.0f} times fewer weights; outputs agree to {report['difference']:.1e}."
@@ -71,6 +67,35 @@ def prune(fit: Any, threshold: float) -> Any:
     return type(fit)(
         small, fit.method, point, fit.info, status, fit.manifest | {"pruning": report | {"threshold": threshold, "prior": repr(prior)}}
     )
+
+
+class _Whole(NamedTuple):
+    """A network before it is cut. base: the network without any pruning; weights: its own parameters; chosen: its sites that can be made
+    smaller; operands: their kernels between all units, zero where a weight goes. masked: the parameters of the fitted network, likewise."""
+
+    base: Any
+    weights: Tree
+    masked: Tree
+    chosen: list[sites.Site]
+    operands: dict[str, np.ndarray]
+
+
+def _opened(network: Any, weights: Tree, masks: dict[str, np.ndarray], x: Tree) -> _Whole:
+    found = sites.find(network.apply, weights, x)
+    chosen = [site for site in found.sites if site.path in masks and _prunable(site)]
+    masked = _masked(weights, {site.path: masks[site.path] for site in chosen})
+    _, records = sites.replay(None, network.apply, masked, x, _record)
+    operands = {site.name: np.asarray(records[site.name][0] if site.shared_steps else records[site.name]) for site in chosen}
+    return _Whole(network, masked, masked, chosen, operands)
+
+
+def _reopened(network: Pruned, weights: Tree, masks: dict[str, np.ndarray], x: Tree) -> _Whole:
+    """The network that a pruned one was made from, so that a second pruning is one pruning of the first network."""
+    masked = _masked(weights, {path: mask for path, mask in masks.items() if path.startswith("kept.")})
+    full, parts = network.unpruned(masked), {part.name: part for part in network.parts}
+    chosen = [site for site in sites.find(network.base.apply, full, x).sites if site.name in parts]
+    operands = {site.name: _uncut(site, parts[site.name], masked["kept"][site.name]) for site in chosen}
+    return _Whole(network.base, full, masked, chosen, operands)
 
 
 def _prunable(site: sites.Site) -> bool:
@@ -89,34 +114,44 @@ def _masked(weights: Tree, masks: dict[str, np.ndarray]) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
-def _drop_unread(apply: Any, weights: Tree, x: Tree, chosen: list[sites.Site]) -> Tree:
-    """Remove what feeds units that nobody reads, from the last map backwards.
+def _drop_unread(
+    apply: Any, operands: dict[str, np.ndarray], weights: Tree, x: Tree, chosen: list[sites.Site]
+) -> tuple[dict[str, np.ndarray], Tree]:
+    """Remove what feeds units that nobody reads, from the last map backwards: kernels, and biases among the weights.
 
     Which map reads a unit is guessed from consecutive sizes (a flattened convolution has several entries a channel, in one of two orders)
     and the guess is kept only where the outputs do not change at all.
     """
-    before = jax.jit(apply)(weights, x, None)
+
+    @jax.jit
+    def run(operands: dict[str, Array], weights: Tree) -> Tree:
+        def handler(key: Any, site: sites.Site, inputs: Array, given: sites.Operands, compute: Any) -> tuple[Array, None]:
+            kernel = operands.get(site.name, given.weight[0])
+            return sites.identity(key, site, inputs, sites.Operands((kernel,), given.bias), compute)
+
+        return sites.replay(None, apply, weights, x, handler)[0]
+
+    before = run(operands, weights)
     for site, after in list(itertools.pairwise(chosen))[::-1]:
         leaves = dict(zip(_tree.paths(weights), jax.tree.leaves(weights), strict=True))
-        if len(site.out_axes) != 1 or not after.leaf_axes:
+        if len(site.weight_out_axes) != 1 or not after.weight_unit_axes:
             continue
-        reader = np.asarray(leaves[after.path])
-        others = tuple(axis for axis in range(reader.ndim) if axis not in after.leaf_axes)
-        read = np.any(reader != 0, axis=others).ravel()
-        channels = site.leaf_shape[site.out_axes[0]]
+        reader, kernel, axis = operands[after.name], operands[site.name], site.weight_out_axes[0]
+        read = np.any(reader != 0, axis=tuple(a for a in range(reader.ndim) if a not in after.weight_unit_axes)).ravel()
+        channels = kernel.shape[axis]
         if len(read) % channels:
             continue
         guesses = (read.reshape(-1, channels).any(axis=0), read.reshape(channels, -1).any(axis=1))
         for alive in sorted(guesses, key=np.sum):  # the one that removes more first: removing nothing is always right
-            shape = [channels if axis == site.out_axes[0] else 1 for axis in range(len(site.leaf_shape))]
-            trial = leaves | {site.path: leaves[site.path] * alive.reshape(shape)}
+            trial = operands | {site.name: kernel * alive.reshape([channels if a == axis else 1 for a in range(kernel.ndim)])}
+            tree = dict(leaves)
             if site.bias_path is not None and leaves[site.bias_path].size == channels:
-                trial[site.bias_path] = leaves[site.bias_path] * alive.reshape(leaves[site.bias_path].shape)
-            tree = jax.tree.unflatten(jax.tree.structure(weights), [trial[path] for path in leaves])
-            if bool(jnp.array_equal(jax.jit(apply)(tree, x, None), before)):
-                weights = tree
+                tree[site.bias_path] = leaves[site.bias_path] * alive.reshape(leaves[site.bias_path].shape)
+            smaller = jax.tree.unflatten(jax.tree.structure(weights), list(tree.values()))
+            if bool(jnp.array_equal(run(trial, smaller), before)):
+                operands, weights = trial, smaller
                 break
-    return weights
+    return operands, weights
 
 
 def _part(site: sites.Site, operand: np.ndarray) -> PrunedSite:
@@ -151,6 +186,18 @@ def _cut(operand: np.ndarray, site: sites.Site, keep_in: np.ndarray | None, keep
     return operand if keep_out is None else np.take(operand, keep_out, axis=site.weight_out_axes[0])
 
 
+def _uncut(site: sites.Site, part: PrunedSite, values: Array) -> np.ndarray:
+    """The kernel between all units, from what an earlier pruning left of it."""
+    at = [np.arange(size) for size in site.weight_shape]
+    if part.inputs is not None:
+        at[site.weight_unit_axes[0]] = part.inputs
+    if part.outputs is not None:
+        at[site.weight_out_axes[0]] = part.outputs
+    kernel = np.zeros(site.weight_shape, values.dtype)
+    kernel[np.ix_(*at)] = part.kernel(values)
+    return kernel
+
+
 def _values(part: PrunedSite, operand: np.ndarray, site: sites.Site) -> jax.Array:
     return jnp.asarray(_cut(operand, site, part.inputs, part.outputs).ravel()[part.index])
 
@@ -163,11 +210,12 @@ def _rows(shapes: dict[str, Any]) -> jax.Array:
     return random_rows(jax.random.key(0), jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(shapes.get("x_dtype", ["float32"])[0])))
 
 
-def _report(model: Any, masked: Tree, small: Any, network: Pruned, x: Array) -> dict[str, Any]:
-    """Bytes, seconds per batch, and the largest difference of outputs relative to the largest output."""
-    old = jax.jit(lambda weights, rows: model.apply(weights, rows, None))
+def _report(model: Any, masked: Tree, base: Any, full: Tree, network: Pruned, x: Array) -> dict[str, Any]:
+    """Bytes and seconds per batch of the whole and the pruned network, and the largest difference of outputs to those of the model with its
+    weights masked, relative to the largest output."""
+    old = jax.jit(lambda weights, rows: base.apply(weights, rows, None))
     new = jax.jit(lambda weights, rows: network.apply(weights, rows, None))
-    a, b = old(masked, x), new(network.params, x)
+    a, b = jax.jit(lambda weights, rows: model.apply(weights, rows, None))(masked, x), new(network.params, x)
     difference = float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), 1e-30))
     if not difference <= TOLERANCE:
         raise MethodError(
@@ -190,9 +238,9 @@ def _report(model: Any, masked: Tree, small: Any, network: Pruned, x: Array) -> 
     return {
         "difference": difference,
         "rows": ROWS,
-        "seconds_before": best(old, masked),
+        "seconds_before": best(old, full),
         "seconds_after": best(new, network.params),
-        "bytes_before": _tree.nbytes(masked),
+        "bytes_before": _tree.nbytes(full),
         "bytes_after": network.nbytes(),
     }
 

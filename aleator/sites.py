@@ -1,8 +1,8 @@
 """Sites: the linear maps inside any network, found in its jaxpr and replayed with each of them handed to a function of ours.
 
 A site is an equation that applies a parameter leaf to something computed from x: a matrix product, a convolution, a row look-up. A leaf is
-followed from the parameter tree to the equation through reshapes, transposes, casts, slices and multiplication by constants, so the user's
-code is never touched. Leaves that are used in any other way (or not at all) have no site; methods treat them in weight space.
+followed from the parameter tree to the equation through reshapes, transposes, casts, slices, scatters into constants and multiplication by
+constants, so the user's code is never touched. Leaves that are used in any other way (or not at all) have no site; methods treat them in weight space.
 
 `find` lists the sites; `replay` runs the network with `handler(key, site, inputs, weights, compute) → (outputs, record)` in the place of
 each. Records are returned, stacked along scans. With a handler that returns `compute(inputs, …)` the network comes out as it was.

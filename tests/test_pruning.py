@@ -109,6 +109,39 @@ def test_fine_tuning_keeps_what_is_gone(mlp: Any) -> None:
     np.testing.assert_array_equal(tuned.predict(0, x).mean, tuned.predict(0, other).mean)
 
 
+def test_a_pruned_network_is_pruned_again(mlp: Any, tmp_path: Any) -> None:
+    """Fitted by SparseDropout as any network, cut once more, and counted from the first one."""
+    _, pruned, x = mlp
+    keep = {"kept.layer0.weight": np.arange(15) != 6, "kept.layer1.weight": np.arange(5)[:] != 0}
+    fit = fitted(pruned.model.network, x, keep)
+    again = fit.prune()
+    network = again.model.network
+    assert isinstance(network.base, al.networks.MLP) and again.manifest["pruning"]["weights"] == 36
+    # Hidden unit 0 was read by one weight, which goes: so do the three that still fed it, and its bias.
+    assert jax.tree.map(np.size, network.params["kept"]) == {"layer0.weight": 15 - 1 - 3, "layer1.weight": 4}
+    assert shapes(again) == {"layer0.weight": (D - 1, 3), "layer1.weight": (4, 1)} and float(network.params["rest"]["layer0.bias"][0]) == 0.0
+    assert_same_function(fit, again, rows(7, D, seed=3))
+    again.save(tmp_path / "again")
+    np.testing.assert_array_equal(al.load(tmp_path / "again").predict(0, x).mean, again.predict(0, x).mean)
+
+
+def test_noise_of_a_pruned_network_is_that_of_the_weights_kept(mlp: Any) -> None:
+    """Output variances, layer by layer, are those of the whole network with σ² = 0 where a weight is gone."""
+    from aleator import noise, sites
+
+    fit, pruned, x = mlp
+    network, params = pruned.model.network, pruned.posterior.params["network"]
+    spread = jax.tree.map(lambda leaf: jnp.abs(leaf) + 0.5, params)
+    _, records = sites.replay(None, network.apply, params, jnp.asarray(x), noise.moments, (spread,), (2,))
+    first = np.zeros((D - 1, 4), np.float32)
+    first.ravel()[network.parts[0].index] = spread["kept"]["layer0.weight"]
+    expected = np.square(np.delete(x, 1, axis=1)) @ first
+    np.testing.assert_allclose(records["kept.layer0.weight"], expected, rtol=1e-5)
+    assert {s.path: s.leaf_axes for s in sites.find(network.apply, params, jnp.asarray(x)).sites} == dict.fromkeys(
+        ("kept.layer0.weight", "kept.layer1.weight"), ()
+    )
+
+
 def test_removing_everything_leaves_the_biases(mlp: Any, tmp_path: Any) -> None:
     fit, _, x = mlp
     pruned = fit.prune(-100.0)

@@ -378,6 +378,20 @@ def test_companions_go_the_way_of_their_weights() -> None:
     np.testing.assert_allclose(records["w"][1], 2.25 * x**2 @ variance["w"].T, rtol=1e-5, atol=1e-6)
 
 
+def test_a_weight_put_among_constants_keeps_its_site() -> None:
+    """Entries around it belong to the map but have neither perturbation nor variance; a weight that may meet itself has no site."""
+    tree, x, at = {"w": normal(0, 3)}, normal(1, 5, 2), np.array([0, 3, 2])
+    run = lambda p, r, key=None: r @ jnp.ones(6).at[at].set(p["w"], unique_indices=True).reshape(2, 3)
+    seen = lambda key, site, inputs, weights, compute: (compute(inputs, weights.weight[0]), weights.weight[1:])
+    out, records = sites.replay(None, run, tree, x, seen, ({"w": jnp.full(3, 5.0)}, {"w": jnp.full(3, 7.0)}), (1, 2))
+    np.testing.assert_array_equal(out, run(tree, x))
+    held = np.array([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(records["w"][0], 5.0 * held)
+    np.testing.assert_array_equal(records["w"][1], 7.0 * held)
+    found = sites.find(lambda p, r, key=None: r @ jnp.ones(6).at[at].set(p["w"]).reshape(2, 3), tree, x)
+    assert not found.sites and "scatter" in found.rest["w"]
+
+
 def test_companions_in_single_precision_when_double_is_enabled() -> None:
     with jax.enable_x64(True):
         tree, x = {"w": jnp.ones((3, 4), jnp.float32)}, jnp.ones((5, 3), jnp.float32)

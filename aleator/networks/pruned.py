@@ -30,6 +30,11 @@ class PrunedSite:
     in_axis: int
     out_axis: int
 
+    def kernel(self, values: Array) -> Array:
+        """The kernel between the units kept, from its non-zero entries."""
+        flat = jnp.zeros(int(np.prod(self.shape)), values.dtype).at[self.index].set(values, unique_indices=True)
+        return flat.reshape(self.shape)
+
     def nbytes(self) -> int:
         """Bytes of the indices, in the smallest integers that hold them."""
         smallest = lambda array: 0 if array is None else array.size * np.min_scalar_type(int(array.max(initial=0))).itemsize
@@ -49,14 +54,16 @@ class Pruned:
         return jax.tree.map(jnp.asarray, self.params)
 
     def apply(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
+        return sites.replay(None, self.base.apply, self.unpruned(params), x, self._handler(params["kept"]), network_key=key)[0]
+
+    def unpruned(self, params: Tree) -> Tree:
+        """Parameters of the network this one was made from, with zeros for all weights of the pruned maps."""
         template = jax.eval_shape(self.base.init, jax.random.key(0))
         leaves = [
-            params["rest"][path] if path in params["rest"] else jnp.zeros(leaf.shape, leaf.dtype)  # never computed with
+            params["rest"][path] if path in params["rest"] else jnp.zeros(leaf.shape, leaf.dtype)
             for path, leaf in zip(_tree.paths(template), jax.tree.leaves(template), strict=True)
         ]
-        full = jax.tree.unflatten(jax.tree.structure(template), leaves)
-        handler = self._handler(params["kept"])
-        return sites.replay(None, self.base.apply, full, x, handler, network_key=key)[0]
+        return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def rebuild(self, params: Tree) -> Tree:
         return params
@@ -71,11 +78,10 @@ class Pruned:
         def handler(key: Any, site: sites.Site, inputs: Array, weights: sites.Operands, compute: Callable) -> tuple[Array, None]:
             if site.name not in parts:
                 return sites.identity(key, site, inputs, weights, compute)
-            part, values = parts[site.name], kept[site.name]
-            kernel = jnp.zeros(int(np.prod(part.shape)), values.dtype).at[part.index].set(values, unique_indices=True).reshape(part.shape)
+            part = parts[site.name]
             if part.inputs is not None:
                 inputs = jnp.take(inputs, part.inputs, axis=part.in_axis)
-            out = compute(inputs, kernel)
+            out = compute(inputs, part.kernel(kept[site.name]))
             if part.outputs is not None:
                 shape = list(out.shape)
                 shape[part.out_axis] = site.output_shape[part.out_axis]
