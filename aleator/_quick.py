@@ -39,7 +39,7 @@ def options() -> dict[str, Any] | None:
     for known in OPTIONS:
         try:
             jax.jit(lambda: 0, compiler_options=known).lower().compile()
-        except Exception:  # noqa: BLE001, S112 - JAX names no exception for it
+        except Exception:  # JAX names none for an unknown option
             continue
         return known
     return None

@@ -78,7 +78,9 @@ class Data:
 
     def batch(self) -> Batch:
         """All rows as one Batch on the device."""
-        return Batch(*jax.tree.map(jnp.asarray, (self.x, self.y, self.weight)), index=jnp.asarray(np.arange(self.num_data)))  # by NumPy: nothing to compile
+        return Batch(
+            *jax.tree.map(jnp.asarray, (self.x, self.y, self.weight)), index=jnp.asarray(np.arange(self.num_data))
+        )  # by NumPy: nothing to compile
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

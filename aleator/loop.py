@@ -220,7 +220,7 @@ class _Job:
     def _deal(self, tree: Any) -> list[Any]:
         """Each group's share of a tree with a leading axis of members. By NumPy: eager JAX would compile a program per shape."""
         if not self.stacked or tree is None:
-            return [tree]  * len(self.groups)
+            return [tree] * len(self.groups)
         host = jax.tree.map(np.asarray, tree)
         with self._precision():
             return [jax.tree.map(jnp.asarray, share(host, group)) for group in self.groups]
@@ -229,7 +229,10 @@ class _Job:
         """The inverse of `_deal`, on the host."""
         if not self.stacked:
             return parts[0]
-        lifted = [part if len(g) > 1 else jax.tree.map(lambda leaf: np.asarray(leaf)[None], part) for part, g in zip(parts, self.groups, strict=True)]
+        lifted = [
+            part if len(g) > 1 else jax.tree.map(lambda leaf: np.asarray(leaf)[None], part)
+            for part, g in zip(parts, self.groups, strict=True)
+        ]
         return lifted[0] if len(lifted) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *lifted)
 
     def _alone(self) -> Any:

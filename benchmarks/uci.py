@@ -110,6 +110,13 @@ def pbp(name: str, num_data: int, num_features: int) -> tuple:
     return al.BNN(network(name, num_features, 1), al.Gaussian()), al.PBP(num_epochs=40)
 
 
+def hmc(name: str, num_data: int, num_features: int) -> tuple:
+    """Two chains from the prior; tanh units, since trajectories want a smooth density."""
+    net = al.networks.MLP(num_features, (100 if name == "protein" else 50,), 2, activation="tanh")
+    prior = al.Normal(1.0, scaling="fan_in")
+    return al.BNN(net, al.HeteroscedasticGaussian(min_scale=0.005), prior), al.HMC(num_samples=500, num_warmup=500, num_chains=2)
+
+
 ROWS = {
     "linear": ("linear, Exact", linear),
     "map": ("1×50, MAP", point),
@@ -118,6 +125,7 @@ ROWS = {
     "dropout": ("1×50, MC dropout", dropout),
     "concrete": ("1×50 heteroscedastic, concrete dropout", concrete),
     "pbp": ("1×50, probabilistic backpropagation", pbp),
+    "hmc": ("1×50 tanh heteroscedastic, HMC", hmc),
 }
 
 

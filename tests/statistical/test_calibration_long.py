@@ -14,6 +14,7 @@ SETS = 1000
 SAMPLERS = {
     "hmc": al.HMC(num_samples=99, num_warmup=500, num_chains=1, thin=8),
     "nuts": al.NUTS(num_samples=99, num_warmup=500, num_chains=1, thin=6, max_depth=8),
+    "chees": al.ChEES(num_samples=3, num_warmup=300, num_chains=33, thin=20),
     "microcanonical": al.Microcanonical(num_samples=99, num_warmup=500, num_chains=1, thin=8),
 }
 
