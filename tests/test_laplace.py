@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aleator as al
+from aleator.methods import _whitened
 from aleator.posterior import Linearised, _linked
 from tests.conformance import cases
 
@@ -131,6 +132,26 @@ def test_tuning_finds_the_maximum_of_the_exact_evidence(best: tuple[float, float
     exact = al.fit(0, linear(noise, prior), curve(), al.Exact(), progress=False)
     at = np.linspace(-2.0, 2.0, 9)
     np.testing.assert_allclose(fit.predict(1, at).mean, exact.predict(1, at).mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_condensed_spectrum_climbs_the_same_way() -> None:
+    """40,000 eigenvalues over 18 orders of magnitude, zeros among them, in two groups: slopes in prior and noise factors of few means."""
+    rng = np.random.default_rng(0)
+    values = np.where(rng.random(40_000) < 0.3, 0.0, np.exp(rng.uniform(-30.0, 12.0, 40_000)))
+    member = rng.integers(0, 2, 40_000).astype(np.int32)
+    counts = np.bincount(member).astype(float)
+    with jax.enable_x64(True):
+        whole = _whitened.Spectrum(values, member, counts, 0.3 * counts)
+        few = _whitened.condense(whole)
+        assert len(few.values) < 10_000 and few.times.sum() == 40_000
+        data = _whitened.Data(np.float64(-50.0), np.float64(900.0), np.float64(1000.0), np.ones(2))
+        slope = jax.jit(jax.grad(_whitened.log_evidence))
+        for prior, noise in (([0.0, 0.0], 0.0), ([-3.0, 4.0], 0.5)):
+            at = {"prior": np.array(prior), "noise": np.array(noise)}
+            for name in at:
+                np.testing.assert_allclose(slope(at, few, data)[name], slope(at, whole, data)[name], rtol=2e-5)
+    small = whole._replace(values=values[:100], member=member[:100])
+    assert _whitened.condense(small) is small
 
 
 @pytest.mark.parametrize("structure", ["full", "kron"])
