@@ -93,16 +93,21 @@ class GP:
     # ---- hyper-parameters ----
 
     def start(self, key: Key) -> Tree:
-        k = self.targets()
-        own = {} if self.noise is None else {"noise": self.noise.start(jax.random.fold_in(jax.random.clone(key), 1), k)}
+        k, own = self.targets(), {}
+        if self.noise is not None:
+            key, key_noise = jax.random.split(key)
+            own = {"noise": self.noise.start(key_noise, k)}
         return {"kernel": self.kernel.median(key), "mean": self.mean.init(k), "likelihood": self.likelihood.init_extra(k)} | own
 
     def init(self, key: Key) -> Tree:
         return self.start(key) | {"kernel": self.kernel.init(jax.random.clone(key))}
 
     def sample_prior(self, key: Key) -> Tree:
-        (key_kernel, key_mean, key_noise), k = jax.random.split(key, 3), self.targets()
-        own = {} if self.noise is None else {"noise": self.noise.sample(jax.random.fold_in(jax.random.clone(key), 3), k)}
+        k, own = self.targets(), {}
+        if self.noise is not None:
+            key, key_own = jax.random.split(key)
+            own = {"noise": self.noise.sample(key_own, k)}
+        key_kernel, key_mean, key_noise = jax.random.split(key, 3)
         return own | {
             "kernel": self.kernel.sample(key_kernel),
             "mean": self.mean.sample(key_mean, k),
