@@ -131,7 +131,13 @@ PARTS = (
     Part("sparse.json", "Sparse networks, MNIST", "weights / weights kept ↑; error ↓", "sparse variational dropout, published", sparse),
     Part("active.json", "Active learning, MNIST", "labels to 90 %; to 95 % ↓", "published", active),
     Part("posteriordb.json", "Fidelity to reference posteriors", "largest error, joint standard errors ↓", "exact", fidelity),
-    Part("samplers.json", "Samplers, 501 weights, CPU", "gradients per second; effective draws per second, ÷ the peer (range over repeats) ↑", "NumPyro NUTS", samplers),
+    Part(
+        "samplers.json",
+        "Samplers, 501 weights, CPU",
+        "gradients per second; effective draws per second, ÷ the peer (range over repeats) ↑",
+        "NumPyro NUTS",
+        samplers,
+    ),
     Part("speed.json", "Training steps", "measured", "direction or bar", speed),
 )
 
