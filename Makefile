@@ -64,6 +64,7 @@ bench: $(DEV) ## reproduce the published tables and the speed ratios (hours; ONL
 	@set -e; for script in $(if $(ONLY),benchmarks/$(ONLY).py,$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
 		echo "== $$script"; $(BIN)/python $$script $(ARGS); \
 	done
+	@$(BIN)/python benchmarks/_summary.py
 
 clean: ## remove caches and build products, keep the environments
 	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* htmlcov build dist *.egg-info docs/_build

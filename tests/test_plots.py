@@ -1,10 +1,12 @@
 """aleator/plots: what is drawn is what was computed; looks are judged by eye on docs/images/demo.png."""
 
+import types
 from statistics import NormalDist
 
 import jax
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 import aleator as al
 from aleator import plots
@@ -271,3 +273,78 @@ def test_learning_curves_fields_and_decisions():
     assert len(ax.collections) == 3  # the field, two classes
     decision = utility.Decision(["a", "defer"] * 3, np.array([0, -1] * 3), np.zeros(6), np.zeros((1, 6)), ("a",))
     assert [text.get_text() for text in plots.decisions(np.arange(3), np.arange(2), decision).get_legend().get_texts()] == ["a", "defer"]
+
+
+def _line(rows=40):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 1))
+    y = 2 * x[:, 0] + 0.5 * generator.normal(size=rows)
+    return x, y, al.fit(0, al.LinearModel(al.features.Identity(), al.Gaussian(0.5), al.Normal(1.0)), (x, y), al.Exact())
+
+
+def test_truth_tells_rows_inside_their_interval_from_those_outside():
+    x, y, fit = _line()
+    pred = fit.predict(1, x)
+    ax = plots.truth(pred, y, level=0.5)
+    lower, upper = pred.interval(0.5)
+    inside = (lower <= y) & (y <= upper)
+    drawn = {line.get_label(): line.get_xdata() for line in ax.lines}
+    assert sorted(drawn["truth inside"]) == pytest.approx(sorted(y[inside]))
+    assert sorted(drawn["truth outside"]) == pytest.approx(sorted(y[~inside]))
+    assert len(plots.truth(pred, y, level=0.999, max_rows=7).lines[1].get_xdata()) == 7
+    with pytest.raises(al.DataError, match="one target"):
+        plots.truth(pred, np.stack([y, y], 1))
+
+
+def test_truth_of_classes_counts_them():
+    probs = np.eye(3)[[0, 0, 1, 2]] * 0.9 + 0.1 / 3
+    made = types.SimpleNamespace(support="label", probs=probs, labels=("a", "b", "$c$"), encode=lambda y: np.array([0, 1, 1, 2]))
+    ax = plots.truth(made, ["a", "b", "b", "$c$"])
+    assert [text.get_text() for text in ax.texts] == ["1", "1", "1", "1"]
+    alphas = ax.collections[0].get_facecolor()[:, 3].reshape(3, 3)
+    assert alphas == pytest.approx(0.04 + 0.96 * np.array([[1, 0, 0], [0.5, 0.5, 0], [0, 0, 1]]))
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b", r"\$c\$"]
+
+
+def test_split_stacks_both_parts_over_sorted_rows():
+    x, _, fit = _line()
+    pred = fit.predict(1, np.concatenate([x, [[30.0]]]))
+    low, high = plots.split(pred, num_bins=100).patches
+    assert low.get_data().values == pytest.approx(np.full(41, 0.25))
+    total = np.sort(pred.variance)
+    assert high.get_data().values == pytest.approx(total)
+    assert (low.get_facecolor()[:3], high.get_facecolor()[:3]) == tuple(map(to_rgb, (plots.ALEATORIC, plots.EPISTEMIC)))
+
+
+def test_relevance_and_effects_draw_their_rows_and_bands():
+    ax = plots.relevance([("a", 2.0, 0.1), ("b" * 30, 1.0, 0.2), ("c", 0.1, 0.1)], most=2)
+    assert [bar.get_width() for bar in ax.patches] == [2.0, 1.0]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b" * 17 + "…"]
+    band = ax.collections[0].get_segments()
+    assert [[point[0] for point in line] for line in band] == [pytest.approx([1.8, 2.2]), pytest.approx([0.6, 1.4])]
+    ax = plots.effects([("a", 1.0, 0.5, 1.5, 1.0)])
+    assert ax.collections[0].get_segments()[0][:, 0].tolist() == [0.5, 1.5]
+    for draw in (plots.relevance, plots.effects):
+        with pytest.raises(al.DataError, match="nothing to draw"):
+            draw([])
+
+
+def test_traces_leave_out_what_follows_the_search():
+    info = {"log_likelihood": np.concatenate([np.linspace(-5, -1, 20), [0.0, 99.0]]), "flat": np.zeros(22)}
+    fit = types.SimpleNamespace(info=info, method=al.MAP(num_steps=20), manifest={"steps": 22})
+    (line,) = plots.traces(fit).lines
+    assert line.get_xdata().tolist() == list(range(20))
+    assert line.get_ydata()[-1] == -1.0
+    chains = types.SimpleNamespace(
+        info={"log_density": np.random.default_rng(0).normal(size=(2, 50))}, method=al.NUTS(), manifest={"steps": 50}
+    )
+    assert [line.get_label() for line in plots.traces(chains).lines] == ["1 of 2", "2 of 2"]
+    with pytest.raises(al.DataError, match="no such trace"):
+        plots.traces(fit, "speed")
+
+
+def test_curves_take_the_input_as_a_row_or_a_column():
+    _, _, fit = _line()
+    grid = np.linspace(-1, 1, 5)
+    flat, column = (plots.functions(1, fit, x).lines[-1].get_ydata() for x in (grid, grid[:, None]))
+    assert flat.tolist() == column.tolist()

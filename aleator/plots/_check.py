@@ -135,7 +135,7 @@ def traces(fit: Any, name: str | None = None, ax: Any = None) -> Any:
     The axis leaves out how far off the first tenth was, which would flatten all that follows.
     """
     name = trace_name(fit.info) if name is None else name
-    if name not in fit.info:
+    if name is None or name not in fit.info:
         raise DataError(message("There is no such trace.", repr(name), f"one of {sorted(fit.info)}", "pass one of them"))
     lines = np.atleast_2d(np.asarray(fit.info[name], np.float64))
     steps = np.arange(lines.shape[1]) * max(1, int(fit.manifest.get("steps") or 0) // TRACE_POINTS)

@@ -16,7 +16,7 @@ from aleator.report.document import Picture, number, percent
 from aleator.report.facts import LEVEL, Facts, Judged, Member
 
 WIDTH, HEIGHT = 4.4, 3.1  # inches: narrow, so that letters stay legible on a telephone
-STYLE = {
+STYLE: Any = {
     "font.size": 10,
     "text.color": MEAN,
     "axes.labelcolor": MEAN,

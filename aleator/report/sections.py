@@ -190,10 +190,11 @@ def _data(facts: Facts) -> Section:
 
 def _model(facts: Facts) -> Section:
     rows = tuple((m.name, m.model, "–" if m.num_parameters is None else f"{m.num_parameters:,}", f"{m.weight:.2f}") for m in facts.members)
-    head, numeric = ("fit", "model", "parameters", "weight"), (2, 3)
+    caption = "What turns inputs into outputs, and how many numbers it has to learn."
+    table = Table(("fit", "model", "parameters", "weight"), rows, caption, (2, 3))
     if len(rows) == 1:
-        head, rows, numeric = head[1:3], tuple(row[1:3] for row in rows), (1,)
-    parts: list[Part] = [Table(head, rows, "What turns inputs into outputs, and how many numbers it has to learn.", numeric)]
+        table = Table(table.head[1:3], tuple(row[1:3] for row in rows), caption, (1,))
+    parts: list[Part] = [table]
     if facts.entries:
         parts += [Text(facts.status), _tried(facts)]
     return Section("Model", tuple(parts))

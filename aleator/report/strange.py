@@ -59,8 +59,8 @@ def strangeness(key: KeyLike, fit: Any, held: Held, share: float) -> Strangeness
     for place, why in far:
         reasons.setdefault(place, []).append(why)
     if values is not None:
-        for place in np.flatnonzero(values <= FALSE_ALARM):
-            reasons.setdefault(int(place), []).append("the fit is unusually unsure of it")
+        for unsure in np.flatnonzero(values <= FALSE_ALARM):
+            reasons.setdefault(int(unsure), []).append("the fit is unusually unsure of it")
     p = lambda place: math.nan if values is None else float(values[place])
     outside = {place for place, _ in far}
     rank = lambda place: (place not in outside, 1.0 if values is None else values[place], place)
