@@ -229,7 +229,7 @@ def excluded(frame: Any, x: Any, preprocessor: Any, known: dict[int, Any], befor
 
     from aleator._columns import missing_in
 
-    gone = np.zeros(len(frame), bool)
+    gone: Any = np.zeros(len(frame), bool)
     if preprocessor.target in frame.columns:
         gone |= ~np.asarray(missing_in(frame[preprocessor.target]))
     gone[list(known)] = True
