@@ -13,7 +13,7 @@ import numpy as np
 
 from aleator import store
 from aleator._errors import MethodError, StoreError, message
-from aleator._files import pack, unpack, write_atomic
+from aleator._files import digest, pack, unpack, write_atomic
 from aleator._random import as_key, split
 from aleator._typing import KeyLike
 from aleator.fit import Fit
@@ -98,7 +98,8 @@ class Auto:
         for place, one in enumerate(self.fits.values()):
             one.save(directory / f"fit-{place}")
         write_atomic(directory / HELD_OUT, pack(self.held_out, {}))
-        write_atomic(directory / store.AUTO_NAME, json.dumps(self.to_json(), indent=1).encode())
+        document = self.to_json()
+        write_atomic(directory / store.AUTO_NAME, json.dumps({"sha256": _checksum(document), **document}, indent=1).encode())
 
     def to_json(self) -> dict[str, Any]:
         """What auto.json holds: everything but the fits and the densities."""
@@ -117,9 +118,12 @@ class Auto:
         """auto.json as it is."""
         try:
             document = json.loads((Path(path) / store.AUTO_NAME).read_text())
+            stored = document.pop("sha256")
             Auto.told(document)
+            if stored != _checksum(document):
+                raise ValueError("contents that do not match their checksum")
             return document
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             got = f"{type(error).__name__}: {error}"
             raise StoreError(message(f"{path} cannot be understood.", got, "what al.auto saved", "fit again")) from error
 
@@ -231,6 +235,10 @@ def in_set(probs: Any, numbers: Any, level: float = LEVEL) -> np.ndarray:
     above = np.sum(np.where(probs > own, probs, 0.0), axis=-1)
     tied = np.sum(np.where(probs == own, probs, 0.0), axis=-1)
     return np.mean(np.clip((level - above) / np.maximum(tied, 1e-300), 0.0, 1.0), axis=1)
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return digest(json.dumps(document, sort_keys=True).encode())
 
 
 def _joined(names: list[str]) -> str:

@@ -279,7 +279,7 @@ def _whole(shares: dict[str, float], mixed: np.ndarray, beside: dict, y: np.ndar
     if metric == "RMSE":
         rows, covered = (table[:, 0] - y.reshape(-1)) ** 2, (np.abs(table[:, 1] - 0.5) <= LEVEL / 2).astype(float)
     else:
-        numbers = y.reshape(-1).astype(np.int64)
+        numbers: np.ndarray = y.reshape(-1).astype(np.int64)
         rows, covered = (table.argmax(axis=1) == numbers).astype(float), in_set(table, numbers)
     (value, error), (share, share_error) = _second(metric, rows, unit), _mean(covered)
     return dataclasses.replace(found, metric=metric, second=value, second_stderr=error, coverage=share, coverage_stderr=share_error)
@@ -357,3 +357,6 @@ def _quietly(key: Key, model: Any, rows: Data, method: Method, options: dict) ->
         warnings.simplefilter("always", HealthWarning)
         one = fit(key, model, rows, method, **options)
     return one, [str(w.message).split(". ")[0] for w in caught if issubclass(w.category, HealthWarning)]
+
+
+__all__ = ["Auto", "Entry", "auto", "default_methods", "in_set", "remove_checkpoint", "seconds_of"]

@@ -19,7 +19,7 @@ FULL_BATCH = 1000  # up to this many rows every step sees all of them
 BATCH = 256
 CLIP = 1.0  # without it, one in ten networks that learn their noise runs away at the start and takes its errors for noise
 LINEAR_SCALES = (0.1, 1.0, 10.0, 100.0)  # prior scales of a linear model, in units of the noise: the evidence chooses
-PROCESS_ROWS = 600  # up to this many rows Gaussian processes are tried unasked: a step costs their cube
+PROCESS_ROWS = 600  # up to this many rows `compare` tries Gaussian processes unasked: a step costs their cube
 NETWORK_SCALE = 1.0  # prior scale of a network's weights times √fan-in: functions about as large as standardised targets
 CLASS_SCALE = 4.0  # the same for classes: at 1 the most probable network of 64-50-10 on digits hardly learns (benchmarks/defaults.py)
 CLASS_LAPLACE_SCALE = 2.0  # a wider prior lets a Laplace approximation of classes spread beyond where it holds
@@ -29,8 +29,8 @@ WIDE_SCALE = 4.0  # "wide": the ensemble under a prior this much wider, which ha
 PROCESSES = {"gp": lambda: al.gp.RBF(), "gp_rough": lambda: al.gp.Matern32()}
 SPECIAL = ("linear", "logistic", "ridge", *PROCESSES, "wide")  # candidates beside the methods by name
 AUTO_CLASSES = ("logistic", "ridge", "ensemble", "wide", "linear")
-AUTO_NUMBERS = ("linear", "ridge", "ensemble", "gp", "laplace")
-COMPARED = ("gp_rough", "laplace", "map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
+AUTO_NUMBERS = ("linear", "ridge", "ensemble", "laplace")
+COMPARED = ("gp", "gp_rough", "laplace", "map", "dropout", "swag", "variational", "nuts")  # tried by `aleator compare` as well
 
 
 def defaults(num_rows: int, early: bool = True) -> dict[type, dict[str, Any]]:
@@ -83,10 +83,8 @@ def models(chosen: al.Method, task: str, in_size: int, num_classes: int, hidden:
 
 
 def auto_methods(task: str, x: np.ndarray, num_classes: int, hidden: Sequence[int], prior_scale: float | None) -> dict[str, Any]:
-    """What `--method auto` tries, from cheap to dear, each with its own model: linear, processes (few rows), networks."""
-    names = AUTO_CLASSES if task == "classification" else AUTO_NUMBERS
-    few = len(x) <= PROCESS_ROWS
-    return compared(task, x, num_classes, hidden, prior_scale, [name for name in names if few or name not in PROCESSES])
+    """What `--method auto` tries, from cheap to dear, each with its own model: linear ones, networks. Processes take too long to compile for it."""
+    return compared(task, x, num_classes, hidden, prior_scale, AUTO_CLASSES if task == "classification" else AUTO_NUMBERS)
 
 
 def compared(

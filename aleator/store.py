@@ -427,7 +427,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         outer = json.loads(path.read_text())
         document, checksum = outer["fit"], outer["sha256"]
         schema = document["schema"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             message(
                 f"{path} cannot be read.",

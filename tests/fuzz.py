@@ -24,6 +24,8 @@ def frame(generator: np.random.Generator) -> pd.DataFrame:
 
 def spoiled(generator: np.random.Generator, table: pd.DataFrame) -> pd.DataFrame:
     """One thing about the table changed."""
+    if not table.columns.is_unique or table.shape[1] == 0:
+        return table
     number, column = len(table), str(generator.choice(table.columns))
     some = generator.random(number) < 0.3
     choices = [

@@ -361,3 +361,10 @@ def test_flats_by_default_say_what_was_compared(tmp_path):
     assert "Cross-validated over 40 rows, each predicted unseen" in output
     assert "90 % interval coverage" in output
     assert al.load(tmp_path / "fit").manifest["held_out_scores"]["RMSE"]["unit"] == "units of price"
+
+
+def test_a_handful_of_rows_is_fitted_without_comparing(tmp_path):
+    line_table(8).to_csv(tmp_path / "t.csv", index=False)
+    output = run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "fit").output
+    assert "8 rows are too few to compare methods by" in output
+    assert type(al.load(tmp_path / "fit").method) is al.Exact

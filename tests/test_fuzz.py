@@ -12,7 +12,7 @@ from aleator import cli
 from tests import fuzz
 from tests.test_cli import run
 
-CASES = 200
+CASES = 120
 
 
 @pytest.fixture(scope="module")

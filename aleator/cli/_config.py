@@ -24,7 +24,7 @@ def load(context: typer.Context, path: Path | None) -> Path | None:
         found = json.loads((path / CONFIG if path.is_dir() else path).read_text())
     except OSError as error:
         raise wrong(f"cannot be read ({error.strerror}); pass a config.json or a directory that has one.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"is no JSON ({error}).") from None
     if not isinstance(found, dict):
         raise wrong("is no JSON object of options.")

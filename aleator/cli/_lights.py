@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +128,7 @@ def covered(held: Held) -> np.ndarray:
 def predictive_checks(key: KeyLike, held: Held) -> Light:
     """Statistics of the targets against those of targets drawn from the predictions of the same rows."""
     drawn = np.asarray(held.predictive.sample(key, REPLICATES))
+    statistics: dict[str, Callable[..., Any]]
     if held.classes:
         labels = held.predictive.labels or tuple(range(np.asarray(held.predictive.probs).shape[1]))
         statistics = {f"share of {label}": (lambda v, label=label: np.mean(v == label, axis=-1)) for label in labels[:20]}
@@ -141,7 +143,7 @@ def predictive_checks(key: KeyLike, held: Held) -> Light:
     values = {}
     for name, statistic in statistics.items():
         true, rep = statistic(np.asarray(held.y)), statistic(drawn)
-        below, same = np.sum(rep < true), np.sum(rep == true)
+        below, same = float(np.sum(rep < true)), float(np.sum(rep == true))
         low = (below + 0.5 * same + 0.5) / (REPLICATES + 1)
         values[name] = float(min(1.0, 2 * min(low, 1 - low)))
     worst = min(values, key=lambda name: values[name])

@@ -72,7 +72,7 @@ def command(
     unit = preprocessor.y_scale if preprocessor.task == "regression" else 1.0
     with contextlib.ExitStack() as stack:
         place = None if out is None else stack.enter_context(_place.claimed(out))
-        run = {} if place is None else {"checkpoint": place, "resume": resume}
+        run: dict[str, Any] = {} if place is None else {"checkpoint": place, "resume": resume}
         try:
             with watching(screen, limit) as (report, watch):
                 found = auto(

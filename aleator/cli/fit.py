@@ -14,6 +14,7 @@ from aleator.cli import _config
 from aleator.cli._common import EXIT_CODES, command_again, console, guarded, note, print_json
 
 CHECKPOINT_SECONDS = 5.0
+COMPARABLE = 10  # rows from which on several methods are compared
 BUDGET = "50s"  # leaves room for imports, reading and saving within a minute
 SAVED = ("table", "target", "out", "method", "budget", "settings", "task", "hidden", "prior_scale", "seed", "holdout", "checkpoint")
 
@@ -109,6 +110,9 @@ def command(
     preprocessor, x, y = train
     num_classes, sizes = len(preprocessor.labels), hidden_sizes(hidden)
     notes += list(preprocessor.notes)
+    if several and len(x) < COMPARABLE:
+        several, method = False, "exact" if preprocessor.task == "regression" else "ensemble"
+        notes.append(f"{len(x)} rows are too few to compare methods by (from {COMPARABLE} on): fitted by {method}")
     facts = inferred(preprocessor, table, len(x), 0 if held is None else len(held), x.shape[1])
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_place.claimed(out))

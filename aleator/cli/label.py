@@ -198,7 +198,7 @@ def training(preprocessor: Any, directory: Path, data: Path | None) -> tuple[Any
         config = directory / _place.CONFIG
         try:
             data = Path(json.loads(config.read_text())["table"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             data = None
         if data is None or not data.is_file():
             got = "no table at " + str(data) if data is not None else f"no {config.name} in {directory}"
@@ -229,7 +229,7 @@ def excluded(frame: Any, x: Any, preprocessor: Any, known: dict[int, Any], befor
 
     from aleator._columns import missing_in
 
-    gone = np.zeros(len(frame), bool)
+    gone: Any = np.zeros(len(frame), bool)
     if preprocessor.target in frame.columns:
         gone |= ~np.asarray(missing_in(frame[preprocessor.target]))
     gone[list(known)] = True
