@@ -12,8 +12,8 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from itertools import chain
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
