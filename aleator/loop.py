@@ -12,8 +12,8 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from itertools import chain
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -380,7 +380,9 @@ class _Job:
         self.total_steps += max(at - 1, 0)
         where = f"parameter {path}" if path else f"{self.algorithm.watch} (all parameters are finite)"
         if len(watched) > 1:
-            which = ", ".join(str(m) for m, value in zip(chain.from_iterable(self.groups), watched[:, at], strict=True) if not np.isfinite(value))
+            which = ", ".join(
+                str(m) for m, value in zip(chain.from_iterable(self.groups), watched[:, at], strict=True) if not np.isfinite(value)
+            )
             where += f", in run {which} of 0 to {len(watched) - 1}"
         error = NonFiniteError(
             message(

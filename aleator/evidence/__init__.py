@@ -12,4 +12,17 @@ from aleator.evidence.refined import refined_bound
 from aleator.evidence.sampled import nested, smc
 from aleator.evidence.thermodynamics import thermodynamic
 
-__all__ = ["Pointwise", "Sandwich", "ais", "bridge", "log_likelihoods", "loo", "nested", "refined_bound", "sandwich", "smc", "thermodynamic", "waic"]
+__all__ = [
+    "Pointwise",
+    "Sandwich",
+    "ais",
+    "bridge",
+    "log_likelihoods",
+    "loo",
+    "nested",
+    "refined_bound",
+    "sandwich",
+    "smc",
+    "thermodynamic",
+    "waic",
+]

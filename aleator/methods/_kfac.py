@@ -57,7 +57,9 @@ def layout(target: Any) -> curvature.Layout:
     if jax.tree.leaves(template["prior"]) or shapes(weights) != shapes(template["network"]):
         got = f"{model.prior!r}"[:80]
         raise MethodError(
-            message("K-FAC needs the weights themselves as parameters.", got, "a prior without scales of its own", "use e.g. al.Normal(1.0)")
+            message(
+                "K-FAC needs the weights themselves as parameters.", got, "a prior without scales of its own", "use e.g. al.Normal(1.0)"
+            )
         )
     return curvature.layout(model, target.signature)
 
@@ -90,7 +92,9 @@ def refresh(metric: Metric, params: Tree, batch: Batch, target: Any, plan: curva
     count = batch.size
     whole = target.num_data / (count * target.temperature)
     found = curvature.factors(model, weights, batch, model.extra(params), plan, "ggn", False)
-    inputs = tuple(blend(old, new / (count * block.positions)) for old, new, block in zip(metric.inputs, found.inputs, plan.blocks, strict=True))
+    inputs = tuple(
+        blend(old, new / (count * block.positions)) for old, new, block in zip(metric.inputs, found.inputs, plan.blocks, strict=True)
+    )
     outputs = tuple(blend(old, new * whole) for old, new in zip(metric.outputs, found.outputs, strict=True))
     rest = blend(metric.rest, found.rest * whole)
     other = blend(metric.other, _other(params, batch, target) * whole)
