@@ -20,6 +20,7 @@ from aleator.posterior import GaussianDropout, Point
 from aleator.priors import Normal
 
 TOLERANCE = 1e-4  # largest change of an output allowed, relative to the largest output: rounding of sums in another order
+ROUNDING = 1e-5  # the same for one step on the way
 ROWS = 256  # rows on which the two networks are compared and timed
 
 
@@ -51,7 +52,8 @@ def prune(fit: Any, threshold: float) -> Any:
                 "use fit.posterior.masks() to see what could go",
             )
         )
-    operands, full = _drop_unread(base.apply, whole.operands, whole.weights, x, chosen)
+    operands, full = _fold_constants(base.apply, whole.operands, whole.weights, x, chosen)
+    operands, full = _drop_unread(base.apply, operands, full, x, chosen)
     parts = tuple(_part(site, operands[site.name]) for site in chosen)
     kept = {part.name: _values(part, operands[part.name], site) for part, site in zip(parts, chosen, strict=True)}
     gone = {site.path for site in chosen}
@@ -108,10 +110,74 @@ def _record(key: Any, site: sites.Site, inputs: Array, operands: sites.Operands,
 
 
 def _masked(weights: Tree, masks: dict[str, np.ndarray]) -> Tree:
-    leaves = [
-        leaf * masks[path] if path in masks else leaf for path, leaf in zip(_tree.paths(weights), jax.tree.leaves(weights), strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(weights), leaves)
+    return _replaced(weights, {path: _leaf(weights, path) * mask for path, mask in masks.items()})
+
+
+def _leaf(tree: Tree, path: str) -> Array:
+    return dict(zip(_tree.paths(tree), jax.tree.leaves(tree), strict=True))[path]
+
+
+def _replaced(tree: Tree, leaves: dict[str, Array]) -> Tree:
+    """The tree with other leaves at these paths."""
+    named = zip(_tree.paths(tree), jax.tree.leaves(tree), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves.get(path, leaf) for path, leaf in named])
+
+
+def _with(kernels: dict[str, Array], record: Any = lambda site, inputs: None) -> Any:
+    """A handler that applies these kernels in the place of a network's own. record(site, inputs) → what is noted of a site."""
+
+    def handler(key: Any, site: sites.Site, inputs: Array, given: sites.Operands, compute: Any) -> tuple[Array, Any]:
+        weights = sites.Operands((kernels.get(site.name, given.weight[0]),), given.bias)
+        return sites.identity(key, site, inputs, weights, compute)[0], record(site, inputs)
+
+    return handler
+
+
+def _fold_constants(
+    apply: Any, operands: dict[str, np.ndarray], weights: Tree, x: Tree, chosen: list[sites.Site]
+) -> tuple[dict[str, np.ndarray], Tree]:
+    """What a map reads from units that nothing feeds any more joins its bias: they say the same whatever x is.
+
+    Such a unit is one whose value stays the same over rows and positions with the weights as they are, and also with all biases at zero and
+    all weights that are left replaced by positive or by negative random numbers, which would wake a unit that merely sleeps. A fold is kept
+    only where the outputs stay the same up to rounding.
+    """
+    readers = {site.name: site for site in chosen if site.bias_path is not None and len(site.weight_unit_axes) == len(site.unit_axes) == 1}
+
+    @jax.jit
+    def run(kernels: dict[str, Array], tree: Tree) -> tuple[Tree, dict[str, tuple[Array, Array]]]:
+        def ends(site: sites.Site, inputs: Array) -> tuple[Array, Array] | None:
+            over = tuple(axis for axis in range(inputs.ndim) if axis not in site.unit_axes)
+            return (jnp.min(inputs, axis=over), jnp.max(inputs, axis=over)) if site.name in readers and not site.shared_steps else None
+
+        return sites.replay(None, apply, tree, x, _with(kernels, ends))
+
+    bare = _replaced(
+        weights, {s.bias_path: jnp.zeros_like(_leaf(weights, s.bias_path)) for s in readers.values() if s.bias_path is not None}
+    )
+    rng, awake = np.random.default_rng(0), []
+    for sign in (1.0, -1.0):
+        shaken = {name: (k != 0) * np.abs(rng.normal(size=k.shape)).astype(k.dtype) * sign for name, k in operands.items()}
+        awake.append(run(shaken, bare)[1])
+    for name, site in readers.items():
+        before, seen = run(operands, weights)
+        if name not in seen:
+            continue
+        still = np.all([np.asarray(low[name][0] == low[name][1]) for low in (seen, *awake)], axis=0)
+        kernel, units, outs = operands[name], site.weight_unit_axes[0], site.weight_out_axes
+        across = lambda values: values.reshape([-1 if axis == units else 1 for axis in range(kernel.ndim)])  # noqa: B023
+        if not np.any(kernel * across(still)):
+            continue
+        bias = _leaf(weights, site.bias_path)
+        shift = np.sum(kernel * across(np.where(still, seen[name][0], 0.0)), axis=tuple(a for a in range(kernel.ndim) if a not in outs))
+        if shift.size != bias.size:
+            continue
+        trial = operands | {name: kernel * across(~still)}
+        moved = _replaced(weights, {site.bias_path: bias + shift.reshape(bias.shape)})
+        after = run(trial, moved)[0]
+        if float(jnp.max(jnp.abs(after - before))) <= ROUNDING * float(jnp.max(jnp.abs(before))):
+            operands, weights = trial, moved
+    return operands, weights
 
 
 def _drop_unread(
@@ -122,18 +188,9 @@ def _drop_unread(
     Which map reads a unit is guessed from consecutive sizes (a flattened convolution has several entries a channel, in one of two orders)
     and the guess is kept only where the outputs do not change at all.
     """
-
-    @jax.jit
-    def run(operands: dict[str, Array], weights: Tree) -> Tree:
-        def handler(key: Any, site: sites.Site, inputs: Array, given: sites.Operands, compute: Any) -> tuple[Array, None]:
-            kernel = operands.get(site.name, given.weight[0])
-            return sites.identity(key, site, inputs, sites.Operands((kernel,), given.bias), compute)
-
-        return sites.replay(None, apply, weights, x, handler)[0]
-
+    run = jax.jit(lambda kernels, tree: sites.replay(None, apply, tree, x, _with(kernels))[0])
     before = run(operands, weights)
     for site, after in list(itertools.pairwise(chosen))[::-1]:
-        leaves = dict(zip(_tree.paths(weights), jax.tree.leaves(weights), strict=True))
         if len(site.weight_out_axes) != 1 or not after.weight_unit_axes:
             continue
         reader, kernel, axis = operands[after.name], operands[site.name], site.weight_out_axes[0]
@@ -144,10 +201,9 @@ def _drop_unread(
         guesses = (read.reshape(-1, channels).any(axis=0), read.reshape(channels, -1).any(axis=1))
         for alive in sorted(guesses, key=np.sum):  # the one that removes more first: removing nothing is always right
             trial = operands | {site.name: kernel * alive.reshape([channels if a == axis else 1 for a in range(kernel.ndim)])}
-            tree = dict(leaves)
-            if site.bias_path is not None and leaves[site.bias_path].size == channels:
-                tree[site.bias_path] = leaves[site.bias_path] * alive.reshape(leaves[site.bias_path].shape)
-            smaller = jax.tree.unflatten(jax.tree.structure(weights), list(tree.values()))
+            smaller = weights
+            if site.bias_path is not None and (bias := _leaf(weights, site.bias_path)).size == channels:
+                smaller = _replaced(weights, {site.bias_path: bias * alive.reshape(bias.shape)})
             if bool(jnp.array_equal(run(trial, smaller), before)):
                 operands, weights = trial, smaller
                 break

@@ -446,6 +446,20 @@ def test_sparse_posterior_is_the_q_that_was_trained(group: str) -> None:
     assert (np.abs(spread / np.exp(log_variance) - 1) < 5 * np.sqrt(2 / count)).all()
 
 
+def test_noise_moves_at_its_own_speed() -> None:
+    """Adam's first step is the learning rate for every number: θ moves by it, log σ² by noise_speed times it."""
+    x, y = data()
+    method = al.SparseDropout(num_steps=1, batch_size=None, learning_rate=1e-3, schedule="constant", initial_log_variance=-2.0, noise_speed=7.0)
+    start = target(model()).init(jax.random.key(0))
+    fit = al.fit(0, model(), (x, y), method, init=start)
+    moved = np.concatenate([np.ravel(part) + 2.0 for part in fit.posterior.log_variance])
+    np.testing.assert_allclose(np.abs(moved), 7e-3, rtol=1e-2)
+    theta = np.asarray(fit.posterior.params["network"]["layer0"]["weight"] - start["network"]["layer0"]["weight"])
+    np.testing.assert_allclose(np.abs(theta), 1e-3, rtol=1e-2)
+    with pytest.raises(MethodError, match="noise_speed"):
+        al.SparseDropout(noise_speed=0.0)
+
+
 @pytest.mark.parametrize("start", [-30.0, 30.0])
 def test_extreme_noise_and_zero_weights_keep_the_bound_finite(start: float) -> None:
     bound = target(model())

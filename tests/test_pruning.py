@@ -74,18 +74,22 @@ def mlp() -> tuple[al.Fit, al.Fit, np.ndarray]:
 def test_dead_units_are_removed(mlp: Any) -> None:
     fit, pruned, _ = mlp
     assert isinstance(pruned.posterior, Point)
-    # Unit 4 is fed by nobody: its column goes; what it says, tanh(bias), is still read.
-    assert shapes(pruned) == {"layer0.weight": (D - 1, 4), "layer1.weight": (5, 1)}
+    # Unit 4 is fed by nobody: what it says, tanh(bias), is a constant and joins the bias of its reader.
+    assert shapes(pruned) == {"layer0.weight": (D - 1, 4), "layer1.weight": (4, 1)}
+    said = fit.posterior.params["network"]["layer1"]["weight"][4, 0] * np.tanh(fit.posterior.params["network"]["layer0"]["bias"][4])
+    bias = pruned.posterior.params["network"]["rest"]
+    assert float(bias["layer1.bias"][0] - fit.posterior.params["network"]["layer1"]["bias"][0]) == pytest.approx(float(said), rel=1e-4)
+    assert np.flatnonzero(bias["layer0.bias"] == 0.0).tolist() == [2, 4]
     sizes = jax.tree.map(np.size, pruned.posterior.params["network"]["kept"])
-    assert sizes == {"layer0.weight": 4 * 4 - 1, "layer1.weight": 5}
+    assert sizes == {"layer0.weight": 4 * 4 - 1, "layer1.weight": 4}
     assert_same_function(fit, pruned, rows(7, D, seed=3))
 
 
 def test_the_manifest_tells(mlp: Any) -> None:
     _, pruned, _ = mlp
     report = pruned.manifest["pruning"]
-    assert report["weights"] == 36 and report["nonzero"] == 20 and report["compression"] == pytest.approx(36 / 20)
-    assert report["sparsity"] == {"layer0.weight": pytest.approx(1 - 15 / 30), "layer1.weight": pytest.approx(1 / 6)}
+    assert report["weights"] == 36 and report["nonzero"] == 19 and report["compression"] == pytest.approx(36 / 19)
+    assert report["sparsity"] == {"layer0.weight": pytest.approx(1 - 15 / 30), "layer1.weight": pytest.approx(2 / 6)}
     assert report["threshold"] == 3.0 and report["difference"] <= 1e-5 and report["rows"] == 256
     assert report["bytes_after"] < report["bytes_before"] == 4 * (30 + 6 + 6 + 1)
     assert report["seconds_before"] > 0 and report["seconds_after"] > 0 and "log α > 3" in pruned.status
@@ -112,14 +116,16 @@ def test_fine_tuning_keeps_what_is_gone(mlp: Any) -> None:
 def test_a_pruned_network_is_pruned_again(mlp: Any, tmp_path: Any) -> None:
     """Fitted by SparseDropout as any network, cut once more, and counted from the first one."""
     _, pruned, x = mlp
-    keep = {"kept.layer0.weight": np.arange(15) != 6, "kept.layer1.weight": np.arange(5)[:] != 0}
+    keep = {"kept.layer0.weight": np.arange(15) != 6, "kept.layer1.weight": np.arange(4) != 0}
     fit = fitted(pruned.model.network, x, keep)
     again = fit.prune()
     network = again.model.network
     assert isinstance(network.base, al.networks.MLP) and again.manifest["pruning"]["weights"] == 36
     # Hidden unit 0 was read by one weight, which goes: so do the three that still fed it, and its bias.
-    assert jax.tree.map(np.size, network.params["kept"]) == {"layer0.weight": 15 - 1 - 3, "layer1.weight": 4}
-    assert shapes(again) == {"layer0.weight": (D - 1, 3), "layer1.weight": (4, 1)} and float(network.params["rest"]["layer0.bias"][0]) == 0.0
+    assert jax.tree.map(np.size, network.params["kept"]) == {"layer0.weight": 15 - 1 - 3, "layer1.weight": 3}
+    assert (
+        shapes(again) == {"layer0.weight": (D - 1, 3), "layer1.weight": (3, 1)} and float(network.params["rest"]["layer0.bias"][0]) == 0.0
+    )
     assert_same_function(fit, again, rows(7, D, seed=3))
     again.save(tmp_path / "again")
     np.testing.assert_array_equal(al.load(tmp_path / "again").predict(0, x).mean, again.predict(0, x).mean)
@@ -129,7 +135,7 @@ def test_noise_of_a_pruned_network_is_that_of_the_weights_kept(mlp: Any) -> None
     """Output variances, layer by layer, are those of the whole network with σ² = 0 where a weight is gone."""
     from aleator import noise, sites
 
-    fit, pruned, x = mlp
+    _, pruned, x = mlp
     network, params = pruned.model.network, pruned.posterior.params["network"]
     spread = jax.tree.map(lambda leaf: jnp.abs(leaf) + 0.5, params)
     _, records = sites.replay(None, network.apply, params, jnp.asarray(x), noise.moments, (spread,), (2,))
@@ -197,7 +203,7 @@ def test_an_equinox_network_is_pruned() -> None:
     masks = mlp_masks()
     fit = fitted(module, x, {"layers.0.weight": masks["layer0.weight"].T, "layers.2.weight": masks["layer1.weight"].T})
     pruned = fit.prune()
-    assert shapes(pruned) == {"layers.0.weight": (5, D - 1), "layers.1.weight": (5, 6), "layers.2.weight": (1, 5)}
+    assert shapes(pruned) == {"layers.0.weight": (5, D - 1), "layers.1.weight": (5, 5), "layers.2.weight": (1, 5)}
     assert_same_function(fit, pruned, x)
 
 

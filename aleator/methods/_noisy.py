@@ -61,9 +61,9 @@ class Noise(NamedTuple):
 
 
 def step(
-    key: Key, state: State, batch: Batch, target: Any, noise: Noise, optimizer: Any, packing: _optimise.Packing, warmup: int
+    key: Key, state: State, batch: Batch, target: Any, noise: Noise, optimizer: Any, packing: _optimise.Packing, warmup: int, speed: float
 ) -> tuple[State, Info]:
-    """Ascend log p(D | θ ⊙ noise) − KL by one mini-batch and one draw of the noise."""
+    """Ascend log p(D | θ ⊙ noise) − KL by one mini-batch and one draw of the noise, whose parameters move `speed` times as far."""
     import optax
 
     ramp = 1.0 if not warmup else jnp.minimum(1.0, (state.count + 1) / warmup)
@@ -77,6 +77,9 @@ def step(
     tree = packing.unpack(state.params)
     gradient, data = jax.grad(loss, has_aux=True)(tree)
     updates, optimizer_state = optimizer.update(packing.pack(gradient), state.optimizer, state.params)
+    if speed != 1.0:
+        moves = packing.unpack(updates)
+        updates = packing.pack(moves | {"noise": jax.tree.map(lambda move: speed * move, moves["noise"])})
     kl = jax.lax.cond(state.count % LOG_EVERY == 0, lambda: noise.kl(tree["model"], tree["noise"]), lambda: state.kl)
     params = optax.apply_updates(state.params, updates)
     return state._replace(params=params, optimizer=optimizer_state, count=state.count + 1, kl=kl), Info(data, kl)
@@ -106,10 +109,11 @@ class NoisyMethod(Method):
     learning_rate: float
     kl_warmup: int = 0
     num_evidence: int = 0
+    noise_speed: float = 1.0
 
     def check(self) -> None:
         check_positive(self, "num_steps", "batch_size", whole=True)
-        check_positive(self, "learning_rate", "clip")
+        check_positive(self, "learning_rate", "clip", "noise_speed")
         for name in ("kl_warmup", "num_evidence"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -144,7 +148,7 @@ class NoisyMethod(Method):
             return dataclasses.replace(posterior, log_evidence=Score(float(jnp.mean(bound)), error, "relative"))  # type: ignore[type-var]
 
         batches = "full" if self.batch_size is None else "random"
-        train = lambda key, state, batch: step(key, state, batch, target, noise, optimizer, packing, self.kl_warmup)
+        train = lambda key, state, batch: step(key, state, batch, target, noise, optimizer, packing, self.kl_warmup, self.noise_speed)
         phases = [Phase(type(self).__name__, train, self.num_steps, batches, self.batch_size)]
         if self.num_evidence:
             rows = max(1, min(EVIDENCE_ROWS, target.num_data))

@@ -36,8 +36,9 @@ class SparseDropout(_noisy.NoisyMethod):
     The noise is additive, w = θ + σε with log σ² as the parameter: the gradient of θ no longer carries ε√α, which is what made large α
     unlearnable (C7). initial_log_variance: log σ² at the start. kl_warmup: steps over which the KL is ramped up from 0; without it, units
     that have not learned anything yet can be pruned at once (a departure from the bound while it lasts, recorded). group="unit" gives one
-    σ² and one decision to all weights leaving an input unit: α = σ²·m/Σθ² over its m weights. `fit.posterior.sparsity()` per site;
-    `fit.prune(3.0)` gives the smaller network.
+    σ² and one decision to all weights leaving an input unit: α = σ²·m/Σθ² over its m weights. noise_speed: log σ² moves this many times as
+    far in a step as θ; Adam's steps are of the size of its rate, and log σ² has a way of ten to go where weights have a tenth.
+    `fit.posterior.sparsity()` per site; `fit.prune(3.0)` gives the smaller network.
     """
 
     group: str = "weight"
@@ -49,6 +50,7 @@ class SparseDropout(_noisy.NoisyMethod):
     schedule: str = "cosine"
     clip: float | None = None
     kl_warmup: int = 0
+    noise_speed: float = 1.0
 
     card: ClassVar[Card] = Card(
         name="SparseDropout",
