@@ -16,8 +16,8 @@ import numpy as np
 from aleator._typing import Array, Key
 from aleator.methods._chains import Density
 
-RATE = 0.05  # first learning rate of log τ
-HALF = 25.0  # learning steps after which it begins to fall as their inverse root: one transition says little, and noise must not add up
+RATE = 0.1  # first learning rate of log τ, and weight of the newest in its running mean
+FALL = 100.0  # learning steps after which both begin to fall as an inverse root: one transition says little, and noise must not add up
 FIRST = 32.0  # steps, at most, before the length is learned
 LEAST = 8.0  # and the fewest that can be learned: to a chain still on its way everything looks too long
 PRICE = 0.5  # c: 1 pays for gradients alone, 0 for draws alone
@@ -60,14 +60,14 @@ def follow(
 def adapt(length: Length, step: Array, number: Array, collecting: np.ndarray, limit: int) -> Length:
     """After warm-up step `number`. Until the windows begin there is nothing to learn: the length is a fixed number of steps."""
     learned = np.cumsum(np.cumsum(collecting) > 0)
-    early, rate = jnp.asarray(learned == 0)[number], jnp.asarray(RATE / np.sqrt(1.0 + learned / HALF), step.dtype)[number]
+    early, rate = jnp.asarray(learned == 0)[number], jnp.asarray(RATE / np.sqrt(1.0 + learned / FALL), step.dtype)[number]
     slope, square = 0.9 * length.slope + 0.1 * length.last, 0.95 * length.square + 0.05 * length.last**2
     shortest = jnp.log(step)
     moved = length.log_length + rate * slope / (jnp.sqrt(square) + 1e-30)
     log_length = jnp.where(early, shortest + np.log(FIRST), jnp.clip(moved, shortest + np.log(LEAST), shortest + np.log(limit)))
     return length._replace(
         log_length=log_length,
-        log_average=jnp.where(early, log_length, length.log_average + 0.02 * (log_length - length.log_average)),
+        log_average=jnp.where(early, log_length, length.log_average + rate * (log_length - length.log_average)),
         slope=jnp.where(early, 0.0, slope),
         square=jnp.where(early, jnp.maximum(square, length.last**2), square),
     )
