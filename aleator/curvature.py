@@ -168,7 +168,7 @@ def _blocks(own: list[sites.Site], index: dict[str, Any], where: dict[str, Any])
     return [Block(names, part, own[0].bias_path is not None, constants[0], own[0].positions, (g, groups)) for g, part in enumerate(parts)]
 
 
-def _one_step(record: np.ndarray | None, depth: int) -> np.ndarray | None:
+def _one_step(record: Any, depth: int) -> Any:
     """What all steps of the scans around a site have in common; None where they differ."""
     for _ in range(depth):
         if record is None or not np.all(record == record[:1]):
