@@ -131,15 +131,17 @@ class GP:
 
     def raw(self, params: Tree, x: Tree) -> Array:
         """The likelihood's raw scales at each row, (n, k), or (n, 0) where noise is the same for all."""
-        x = _tree.as_float64(jax.tree.map(jnp.asarray, x))
-        return jnp.zeros((_tree.rows(x), 0)) if self.noise is None else self.noise.raw(params["noise"], x, self.targets(), self.likelihood)
+        x, likelihood = _tree.as_float64(jax.tree.map(jnp.asarray, x)), self.likelihood
+        if self.noise is None or not isinstance(likelihood, HeteroscedasticGaussian):
+            return jnp.zeros((_tree.rows(x), 0))
+        return self.noise.raw(params["noise"], x, self.targets(), likelihood)
 
     def noise_variance(self, params: Tree, x: Tree) -> Array:
         """σ² of each row, (g, n): one set for all columns of y where they share it (g = 1), else one each."""
-        if self.noise is None:
-            scale = jnp.atleast_1d(self.extra(params)["scale"])[:, None]
-            return jnp.broadcast_to(scale**2, (len(scale), _tree.rows(x)))
-        return (self.likelihood.min_scale + jax.nn.softplus(self.raw(params, x).T)) ** 2
+        if isinstance(self.likelihood, HeteroscedasticGaussian):
+            return (self.likelihood.min_scale + jax.nn.softplus(self.raw(params, x).T)) ** 2
+        scale = jnp.atleast_1d(self.extra(params)["scale"])[:, None]
+        return jnp.broadcast_to(scale**2, (len(scale), _tree.rows(x)))
 
     def covariance(self, params: Tree, x: Tree) -> Array:
         """K + σ²I, (g, n, n): one for all columns of y where they share σ (g = 1), else one each."""
