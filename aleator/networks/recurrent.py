@@ -141,7 +141,9 @@ def _init(key: Key, net: GRU | LSTM, gates: int) -> Tree:
 def _run(net: GRU | LSTM, params: Tree, x: Array, one: Any, states: int) -> Array:
     """The state of the last layer after the last step. What comes from the inputs is one product for all steps, outside the scan."""
     check_sequence(type(net).__name__, x, net.in_size)
-    x, real = (x, None) if net.vocabulary is None else look_up(params["tokens"], x)
+    real: Array | None = None
+    if net.vocabulary is not None:
+        x, real = look_up(params["tokens"], x)
     state: Any = None
     for number, width in enumerate(net.hidden):
         layer = params[f"layer{number}"]

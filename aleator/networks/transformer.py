@@ -92,7 +92,11 @@ class Transformer:
         """The last block normalised and averaged over the steps, (n, width)."""
         check_sequence("Transformer", x, self.in_size, self.length)
         psi, steps = activation(self.activation), x.shape[1]
-        h, real = (dense(params["input"], x), None) if self.vocabulary is None else look_up(params["tokens"], x)
+        real: Array | None = None
+        if self.vocabulary is None:
+            h = dense(params["input"], x)
+        else:
+            h, real = look_up(params["tokens"], x)
         if self.positions == "learned":
             h = h + params["positions"]["weight"][:steps]
         elif self.positions == "sinusoidal":
