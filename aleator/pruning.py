@@ -133,6 +133,13 @@ def _with(kernels: dict[str, Array], record: Any = lambda site, inputs: None) ->
     return handler
 
 
+def _folds(site: sites.Site) -> bool:
+    """A map whose bias can take what constant units give it: behind another map, one axis of units, the same at every step."""
+    return (
+        site.bias_path is not None and not site.first and not site.shared_steps and len(site.weight_unit_axes) == len(site.unit_axes) == 1
+    )
+
+
 def _fold_constants(
     apply: Any, operands: dict[str, np.ndarray], weights: Tree, x: Tree, chosen: list[sites.Site]
 ) -> tuple[dict[str, np.ndarray], Tree]:
@@ -142,38 +149,36 @@ def _fold_constants(
     all weights that are left replaced by positive or by negative random numbers, which would wake a unit that merely sleeps. A fold is kept
     only where the outputs stay the same up to rounding.
     """
-    readers = {site.name: site for site in chosen if site.bias_path is not None and len(site.weight_unit_axes) == len(site.unit_axes) == 1}
+    # Rows of integers may all be the same here, so nothing can be concluded from what does not vary with them.
+    readers = {} if not jnp.issubdtype(x.dtype, jnp.floating) else {site.name: site for site in chosen if _folds(site)}
 
     @jax.jit
     def run(kernels: dict[str, Array], tree: Tree) -> tuple[Tree, dict[str, tuple[Array, Array]]]:
         def ends(site: sites.Site, inputs: Array) -> tuple[Array, Array] | None:
             over = tuple(axis for axis in range(inputs.ndim) if axis not in site.unit_axes)
-            return (jnp.min(inputs, axis=over), jnp.max(inputs, axis=over)) if site.name in readers and not site.shared_steps else None
+            return (jnp.min(inputs, axis=over), jnp.max(inputs, axis=over)) if site.name in readers else None
 
         return sites.replay(None, apply, tree, x, _with(kernels, ends))
 
-    bare = _replaced(
-        weights, {s.bias_path: jnp.zeros_like(_leaf(weights, s.bias_path)) for s in readers.values() if s.bias_path is not None}
-    )
-    rng, awake = np.random.default_rng(0), []
-    for sign in (1.0, -1.0):
-        shaken = {name: (k != 0) * np.abs(rng.normal(size=k.shape)).astype(k.dtype) * sign for name, k in operands.items()}
-        awake.append(run(shaken, bare)[1])
+    paths = {site.bias_path for site in chosen if site.bias_path is not None}
+    biases = {path: jnp.zeros_like(_leaf(weights, path)) for path in paths}
+    rng = np.random.default_rng(0)
     for name, site in readers.items():
         before, seen = run(operands, weights)
-        if name not in seen:
-            continue
-        still = np.all([np.asarray(low[name][0] == low[name][1]) for low in (seen, *awake)], axis=0)
+        shaken = {each: (k != 0) * np.abs(rng.normal(size=k.shape)).astype(k.dtype) for each, k in operands.items()}
+        bare = _replaced(weights, biases)
+        awake = [run({each: sign * k for each, k in shaken.items()}, bare)[1] for sign in (1.0, -1.0)]
+        still = np.all([np.asarray(ends[name][0] == ends[name][1]) for ends in (seen, *awake)], axis=0)
         kernel, units, outs = operands[name], site.weight_unit_axes[0], site.weight_out_axes
         across = lambda values: values.reshape([-1 if axis == units else 1 for axis in range(kernel.ndim)])  # noqa: B023
         if not np.any(kernel * across(still)):
             continue
-        bias = _leaf(weights, site.bias_path)
+        bias = _leaf(weights, str(site.bias_path))
         shift = np.sum(kernel * across(np.where(still, seen[name][0], 0.0)), axis=tuple(a for a in range(kernel.ndim) if a not in outs))
         if shift.size != bias.size:
             continue
         trial = operands | {name: kernel * across(~still)}
-        moved = _replaced(weights, {site.bias_path: bias + shift.reshape(bias.shape)})
+        moved = _replaced(weights, {str(site.bias_path): bias + shift.reshape(bias.shape)})
         after = run(trial, moved)[0]
         if float(jnp.max(jnp.abs(after - before))) <= ROUNDING * float(jnp.max(jnp.abs(before))):
             operands, weights = trial, moved

@@ -449,7 +449,9 @@ def test_sparse_posterior_is_the_q_that_was_trained(group: str) -> None:
 def test_noise_moves_at_its_own_speed() -> None:
     """Adam's first step is the learning rate for every number: θ moves by it, log σ² by noise_speed times it."""
     x, y = data()
-    method = al.SparseDropout(num_steps=1, batch_size=None, learning_rate=1e-3, schedule="constant", initial_log_variance=-2.0, noise_speed=7.0)
+    method = al.SparseDropout(
+        num_steps=1, batch_size=None, learning_rate=1e-3, schedule="constant", initial_log_variance=-2.0, noise_speed=7.0
+    )
     start = target(model()).init(jax.random.key(0))
     fit = al.fit(0, model(), (x, y), method, init=start)
     moved = np.concatenate([np.ravel(part) + 2.0 for part in fit.posterior.log_variance])

@@ -113,6 +113,21 @@ def test_fine_tuning_keeps_what_is_gone(mlp: Any) -> None:
     np.testing.assert_array_equal(tuned.predict(0, x).mean, tuned.predict(0, other).mean)
 
 
+def test_a_unit_that_sleeps_is_not_taken_for_a_constant() -> None:
+    """Two relu units at 0 on every row met here: one that nothing feeds, one that a larger input would wake."""
+    params = {
+        "w": jnp.asarray([[1.0, 2.0, 0.0]]),
+        "b": jnp.asarray([-50.0, 0.5, 1.5]),
+        "v": jnp.asarray([[1.0], [1.0], [2.0]]),
+        "c": jnp.zeros(1),
+    }
+    run = lambda p, x: jax.nn.relu(x @ p["w"] + p["b"]) @ p["v"] + p["c"]
+    fit = fitted((run, params), rows(8, 1), {"w": np.asarray([[True, True, False]])})
+    pruned = fit.prune()
+    assert shapes(pruned) == {"w": (1, 2), "v": (2, 1)}
+    assert_same_function(fit, pruned, np.asarray([[100.0], [0.3]], np.float32))
+
+
 def test_a_pruned_network_is_pruned_again(mlp: Any, tmp_path: Any) -> None:
     """Fitted by SparseDropout as any network, cut once more, and counted from the first one."""
     _, pruned, x = mlp
