@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -117,7 +118,7 @@ def _leaf(tree: Tree, path: str) -> Array:
     return dict(zip(_tree.paths(tree), jax.tree.leaves(tree), strict=True))[path]
 
 
-def _replaced(tree: Tree, leaves: dict[str, Array]) -> Tree:
+def _replaced(tree: Tree, leaves: Mapping[str, Array]) -> Tree:
     """The tree with other leaves at these paths."""
     named = zip(_tree.paths(tree), jax.tree.leaves(tree), strict=True)
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves.get(path, leaf) for path, leaf in named])

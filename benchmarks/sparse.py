@@ -56,8 +56,14 @@ class Stage(NamedTuple):
 
 # pretrain: epochs of MAP before the noise comes in. last: thresholds after the last stage. tune: epochs of MAP after it.
 RECIPES = {
-    "lenet300": {"pretrain": 3, "stages": [Stage(150, 0.0, 1.5e-3, 25.0, 5.0)], "last": [3.0, 1.0, 0.0], "tune": 20},
-    "lenet5": {"pretrain": 3, "stages": [Stage(8, 1.5, warmup=1.4), Stage(8, 0.0), Stage(9, 0.0)], "last": [0.5, 0.0, -0.5], "tune": 20},
+    "lenet300": {"pretrain": 3, "stages": [Stage(150, 0.0, 1.5e-3, 25.0, 5.0)], "last": [3.0, 1.0, 0.0], "tune": 20, "tune_rate": 1e-3},
+    "lenet5": {
+        "pretrain": 3,
+        "stages": [Stage(8, 1.5, warmup=1.4), Stage(8, 0.0), Stage(9, -1.0), Stage(8, 0.0)],
+        "last": [0.0],
+        "tune": 16,
+        "tune_rate": 2e-3,
+    },
 }
 TITLES = {"lenet300": "LeNet-300-100", "lenet5": "LeNet-5-Caffe"}
 
@@ -92,8 +98,8 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
             fit.save(where / "fit")
         return al.load(where / "fit")
 
-    def point(epochs: int) -> al.MAP:
-        return al.MAP(num_steps=epochs * per_epoch, batch_size=args.batch, learning_rate=1e-3)
+    def point(epochs: int, rate: float = 1e-3) -> al.MAP:
+        return al.MAP(num_steps=epochs * per_epoch, batch_size=args.batch, learning_rate=rate)
 
     fits = [fitted("start", 2, al.BNN(network(name), al.Categorical(10), al.Normal(1.0)), point(recipe["pretrain"]))]
     model = fits[0].model
@@ -114,7 +120,7 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
     for threshold in recipe["last"]:
         small = fits[-1].prune(threshold)
         report = small.manifest["pruning"]
-        tuned = fitted(f"tuned{threshold:g}", 9, small.model, point(recipe["tune"]))
+        tuned = fitted(f"tuned{threshold:g}", 9, small.model, point(recipe["tune"], recipe["tune_rate"]))
         row = {
             "threshold": threshold,
             "compression": report["compression"],
