@@ -1,6 +1,7 @@
 """Random flags and tables: always a message and an exit code, never a traceback. tests/statistical/test_fuzz_long.py runs ten thousand."""
 
 import collections
+import contextlib
 import warnings
 
 import numpy as np
@@ -35,7 +36,7 @@ def broken(seed, place, saved):
     """What is wrong with how the command of this seed ended, or None; and its exit code."""
     place.mkdir()
     words = fuzz.case(seed, place, saved)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.chdir(place):  # a random word may be taken for a name of a directory
         warnings.simplefilter("ignore")
         result = CliRunner().invoke(cli.app, words)
     output = result.output
