@@ -67,6 +67,7 @@ class Packed:
 
 def pack(tree: Any) -> Packed:
     leaves, structure = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]  # `keep` may answer a plain True
     kinds = tuple(None if leaf.ndim else str(leaf.dtype) for leaf in leaves)
     of = lambda kind: [leaf for leaf, own in zip(leaves, kinds, strict=True) if own == kind]
     return Packed({kind: jnp.stack(of(kind)) for kind in sorted({k for k in kinds if k})}, of(None), structure, kinds)

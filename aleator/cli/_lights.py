@@ -20,7 +20,7 @@ from aleator._random import as_key, seed_of, split
 from aleator._typing import KeyLike
 from aleator.decide.calibration import calibration_test
 from aleator.report.document import p_text
-from aleator.report.facts import member
+from aleator.report.facts import divide, member
 from aleator.report.held import Held, hold, members, weights
 from aleator.report.strange import strangeness
 
@@ -165,7 +165,7 @@ def _skewness(values: np.ndarray) -> np.ndarray:
 
 def unlike(key: KeyLike, fit: Any, held: Held) -> Light:
     """Rows and columns unlike the training data."""
-    found = strangeness(key, fit, held)
+    found = strangeness(key, fit, held, divide(held).share)
     outside = [row for row in found.rows if "unusually unsure" not in row.why or ";" in row.why]
     share = len(outside) / held.size
     light = "red" if share > 0.2 else "amber" if found.moved or share > 0.01 else "green"
