@@ -34,7 +34,7 @@ class Iterative:
     same at every evaluation, so that a search climbs one function; num_steps: of conjugate gradients at most; tolerance: of their residuals, relative to the
     right-hand sides; byte_budget: for pieces of the covariance, which is held whole where it fits."""
 
-    rank: int = 100
+    rank: int = 500
     num_probes: int = 16
     num_steps: int = 200
     tolerance: float = 1e-4
