@@ -132,7 +132,8 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
     scores = np.asarray(predictive.log_prob(posterior.y[out]))
     # If the model is right, a score −½ log 2πv − ½ z² has variance ½, and what the log of its variances adds.
     expected = np.sqrt((0.5 + np.var(0.5 * np.log(predictive.variance))) / len(scores))
-    result = Overfit(again.posterior.log_evidence.value / len(kept), float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5))
+    assert again.log_evidence is not None  # the same method as of the fit above, which has one
+    result = Overfit(again.log_evidence.value / len(kept), float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5))
     if result.evidence > result.held_out + 3 * expected:
         warnings.warn(
             f"The evidence promises {result.evidence:.2f} nats a row, rows left out score {result.held_out:.2f} ± {result.stderr:.2f}: the hyper-parameters are "
