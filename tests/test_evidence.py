@@ -162,7 +162,7 @@ def test_a_sandwich_around_the_evidence_of_a_line(line: al.Fit) -> None:
 def test_a_sandwich_around_the_evidence_of_a_mixture() -> None:
     exact, draws = mixture_draws(np.random.default_rng(0), 500)
     np.testing.assert_allclose(exact, MIXTURE_EVIDENCE, atol=1e-6)
-    check_sandwich(ev.sandwich(0, MIXTURE, None, draws, num_steps=150, num_particles=500, exact=True), exact)
+    check_sandwich(ev.sandwich(0, MIXTURE, None, draws, num_steps=250, num_particles=500, exact=True), exact)
 
 
 def test_a_sandwich_around_the_evidence_of_a_logistic_model() -> None:
