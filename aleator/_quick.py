@@ -26,7 +26,14 @@ def quick(function: Callable, **static: Any) -> Callable:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
-        return (function if inside else compiled())(*args)
+        if inside:
+            return function(*args)
+        try:
+            return compiled()(*args)
+        except ValueError as error:
+            if "compiler_options" not in str(error):
+                raise
+            return function(*args)  # another function is being traced: options are for programs of their own
 
     return call
 

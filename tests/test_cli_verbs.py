@@ -52,7 +52,8 @@ def test_compare_tells_methods_apart_and_saves(lines, tmp_path):
     assert "There is a comparison already" in run("compare", lines / "t.csv", "--target", "y", "--out", tmp_path / "c", code=1).output
     document = json.loads(run("compare", "--config", tmp_path / "c", "--force", "--json").stdout)
     assert document["entries"][0]["score"] == saved["entries"][0]["score"]
-    assert document["verdict"] == saved["verdict"]
+    before_the_clock = lambda verdict: verdict.split(" Take ")[0]  # which of two equals is the quicker is not told twice alike
+    assert before_the_clock(document["verdict"]) == before_the_clock(saved["verdict"])
 
 
 def test_compare_refuses_what_it_does_not_know(lines):

@@ -101,7 +101,7 @@ def test_a_density_that_jumps_is_named() -> None:
 
 def test_the_centred_funnel_diverges_and_the_other_does_not() -> None:
     centred = lambda q: -0.5 * (q[0] / 3.0) ** 2 - 0.5 * jnp.sum(q[1:] ** 2) * jnp.exp(-q[0]) - 0.5 * 9 * q[0]
-    fit = run(centred, np.zeros(10), al.NUTS(num_samples=1000, num_warmup=500, num_chains=2))
+    fit = run(centred, np.zeros(10), al.NUTS(num_samples=1000, num_warmup=500, num_chains=2, target_acceptance=0.6))
     assert "diverged" in fit.status and "non-centred" in fit.status
 
 

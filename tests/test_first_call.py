@@ -82,3 +82,10 @@ def test_chains_are_not_timed_outside_their_loop(monkeypatch) -> None:
     target = al.target_from_log_density(lambda q: -0.5 * jnp.sum(q**2), jnp.zeros(2))
     fit = al.fit(0, target, None, al.HMC(num_samples=5, num_warmup=0, num_chains=1, step_size=0.5, num_leapfrog=3), progress=False)
     assert fit.manifest["plan"]["driver"] == "loop"
+
+
+def test_a_quick_program_may_be_called_while_another_is_traced() -> None:
+    """It is part of the other program then, on what is known as on what is traced."""
+    double = _quick.quick(lambda x: 2 * x)
+    known = jnp.arange(3.0)
+    np.testing.assert_array_equal(jax.jit(lambda x: x + double(known) + double(x))(known), 5 * np.arange(3.0))

@@ -409,9 +409,11 @@ def test_the_same_key_gives_the_same_draws_and_thinning_keeps_every_so_many():
     data = toy(n=20)
     every = quick(3, ShallowNet(2), data, num_samples=30, thin=1)
     third = quick(3, ShallowNet(2), data, num_samples=10, thin=3)
-    np.testing.assert_array_equal(
+    # Buffers of other sizes are another program: the same numbers up to its rounding.
+    np.testing.assert_allclose(
         every.posterior.params["network"]["gamma"].reshape(2, 30, 2, 3)[:, 2::3],
         third.posterior.params["network"]["gamma"].reshape(2, 10, 2, 3),
+        rtol=1e-9,
     )
 
 
