@@ -57,8 +57,8 @@ format: $(DEV) ## let ruff repair and format the code
 	@$(BIN)/ruff check --fix $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-docs: $(DEV) ## run every page and build docs/_build/index.html
-	@$(CACHED) $(BIN)/python docs/build.py $(ARGS)
+docs: $(DEV) ## run every page and build docs/_build/index.html (ARGS=--fast: small sizes)
+	@$(if $(findstring --fast,$(ARGS)),$(call QUICK,$(BIN))) $(CACHED) $(BIN)/python docs/build.py $(ARGS)
 
 bench: $(DEV) ## reproduce the published tables and the speed ratios (hours; ONLY=speed for one script)
 	@set -e; for script in $(if $(ONLY),benchmarks/$(ONLY).py,$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \

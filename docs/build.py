@@ -332,10 +332,14 @@ def html_path(page: Path) -> Path:
 
 
 def build(chosen: list[Path], fast: bool, reuse: bool) -> None:
-    """Run and write the chosen pages; links are checked against all of them."""
+    """Run and write the chosen pages; links are checked against all of them. All pages that fail are named, not only the first."""
     every = pages()
     with ThreadPoolExecutor(max_workers=2) as pool:
-        results = dict(zip(chosen, pool.map(lambda page: execute(page, fast, reuse), chosen), strict=True))
+        runs = {page: pool.submit(execute, page, fast, reuse) for page in chosen}
+    failed = [str(error) for run in runs.values() if isinstance(error := run.exception(), DocsError)]
+    if failed:
+        raise DocsError("\n\n".join(failed))
+    results = {page: run.result() for page, run in runs.items()}
     rendered = {page: render(page, results.get(page, [])) for page in every}
     ids = {page: set(re.findall(r'<h\d id="([^"]*)"', body)) for page, (_, body) in rendered.items()}
     for page in chosen:
@@ -414,7 +418,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description="Run and build the documentation.")
     parser.add_argument("pages", nargs="*", type=Path, help="only these pages (default: all)")
-    parser.add_argument("--fast", action="store_true", help="small sizes, as in the tests")
+    parser.add_argument("--fast", action="store_true", help="small sizes, as before every commit")
     parser.add_argument("--force", action="store_true", help="run pages again even if nothing has changed")
     options = parser.parse_args()
     try:
