@@ -51,11 +51,18 @@ def _line(score: Any, name: str, unit: str, factor: float = 1.0) -> Line:
 
 
 def as_text(value: float, stderr: float) -> str:
-    """value ± standard error, with as many digits as the error makes meaningful (its first two).
+    """value ± standard error, with as many digits as the error makes meaningful (its first two); a power of ten apart where both are tiny or
+    the value is huge.
 
     >>> as_text(54.0217, 1.7763), as_text(-5.40812, 0.0452), as_text(3.0, float("nan"))
     ('54.0 ± 1.8', '-5.408 ± 0.045', '3.000 ± ?')
+    >>> as_text(6.663e-10, 2.04e-11), as_text(-2.5e9, 3.1e7), as_text(4e-8, float("nan"))
+    ('(6.66 ± 0.20)e-10', '(-2.500 ± 0.031)e+09', '(4.000 ± ?)e-08')
     """
+    size = max(abs(value), stderr if math.isfinite(stderr) else 0.0)
+    if math.isfinite(size) and size and not 1e-4 <= size < 1e7:
+        power = math.floor(math.log10(size))
+        return f"({as_text(value / 10.0**power, stderr / 10.0**power)})e{power:+03d}"
     if not math.isfinite(stderr):
         return f"{value:.3f} ± ?"
     digits = 3 if stderr <= 0 else min(6, max(0, 1 - math.floor(math.log10(stderr))))
