@@ -86,7 +86,8 @@ def print_found(screen: Any, found: Any) -> None:
     if screen.width < WIDE:
         screen.print("A wider terminal (or --json) also shows coverage, calibration and evidence.", soft_wrap=True)
     elif any(e.evidence is not None for e in found.entries):
-        screen.print("Evidence: of y in standard deviations; ~ estimate, ≥ lower bound, bare: exact.", soft_wrap=True)
+        numbers = any(e.metric == "RMSE" for e in found.entries)
+        screen.print(f"Evidence: {'of y in standard deviations; ' * numbers}~ estimate, ≥ lower bound, bare: exact.", soft_wrap=True)
     for entry in found.entries:
         if entry.note:
             screen.print(escape(f"  {entry.name}: {entry.note}"), soft_wrap=True)
