@@ -178,6 +178,12 @@ def test_mixtures_and_weights_round_trip(fit: al.Fit) -> None:
     np.testing.assert_array_equal(again.components[0].params["a"], np.arange(3.0))
 
 
+def test_names_in_saved_files_stay() -> None:
+    """saved_names.txt: every class that a fit.json may name. Files move, these do not: lines may be added, never taken away."""
+    names = (Path(__file__).parent / "saved_names.txt").read_text().split()
+    assert names and set(names) <= {store._name(cls) for cls in store._registry().values()}
+
+
 def test_scalars_keep_their_shape() -> None:
     arrays, meta = _files.unpack(_files.pack({"a": np.float64(1.5), "b": np.zeros((0, 2))}, {"x": 1}), "test")
     assert arrays["a"].shape == () and arrays["b"].shape == (0, 2) and meta == {"x": 1}
