@@ -83,12 +83,6 @@ def sum_leaves(tree: Tree) -> jax.Array:
     return sum(leaves[1:], start=leaves[0]) if leaves else jnp.zeros(())
 
 
-def all_finite(tree: Tree) -> jax.Array:
-    """Scalar bool: every inexact entry is finite."""
-    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack(flags)) if flags else jnp.asarray(True)
-
-
 def first_nonfinite(tree: Tree) -> str | None:
     """Path of the first leaf holding a NaN or infinity (on the host), or None."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

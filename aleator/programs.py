@@ -31,12 +31,6 @@ class ProgramLikelihood(Likelihood):
     def support(self) -> str:  # type: ignore[override]
         return self.support_kind
 
-    def positive(self) -> dict:
-        return {}
-
-    def num_outputs(self, k: int) -> int:
-        return k
-
     def encode(self, y: Any, fitting: bool = True) -> np.ndarray:
         """Regression and counts as (N, k); labels stay as they are. Finite, numeric."""
         y = np.asarray(y)
@@ -81,9 +75,6 @@ class ProgramLikelihood(Likelihood):
 
     def cdf(self, outputs: Any, y: Array, extra: dict) -> Array:
         return _columns(outputs.cdf(_match(y, outputs)))
-
-    def marginal(self, mean: Array, variance: Array, extra: dict, df: Array | None = None) -> Any:
-        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import pytest
 
 import aleator as al
 from aleator.methods import _whitened
-from aleator.posterior import Linearised, _linked
+from aleator.posterior.linearised import Linearised, _linked
 from tests.conformance import cases
 
 QUICK = al.MAP(num_steps=400)

@@ -14,7 +14,7 @@ from scipy.special import digamma, gammaln, logsumexp
 
 import aleator as al
 from aleator.data import Data
-from aleator.latent.lda import LDA, Proportions, _digamma, _gammaln, coherence, collapsed_gibbs, documents, perplexity, top_words, topics_of
+from aleator.latent.lda import LDA, Proportions, _special, coherence, collapsed_gibbs, documents, perplexity, top_words, topics_of
 
 TINY = [[0, 0, 1], [2, 1, 2, 2]]
 
@@ -149,8 +149,8 @@ def test_online_from_arrays_and_from_a_stream() -> None:
 def test_special_functions_and_alpha() -> None:
     with jax.enable_x64(True):
         x = np.geomspace(1e-4, 1e7, 400)
-        np.testing.assert_allclose(_digamma(jnp.asarray(x)), digamma(x), rtol=1e-11, atol=1e-11)
-        np.testing.assert_allclose(_gammaln(jnp.asarray(x)), gammaln(x), rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(_special.digamma(jnp.asarray(x)), digamma(x), rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(_special.gammaln(jnp.asarray(x)), gammaln(x), rtol=1e-11, atol=1e-11)
         family, truth = Proportions((1.0, 1.0, 1.0)), np.array([0.05, 2.0, 30.0])
         mean_log = digamma(truth) - digamma(truth.sum())
         found = np.exp(family.mode({"log": jnp.asarray(50.0 * mean_log), "number": jnp.asarray(50.0)}))

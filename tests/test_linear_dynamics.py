@@ -120,7 +120,7 @@ def test_structural_series_agree_with_the_dense_gaussian():
     x, y = monthly(20)
     model = Structural((Trend(), Seasonal(4), Effects())).bind(x, y)
     params, data = {"precisions": jnp.array([1.0, 3.0, 5.0, 4.0])}, batch(y, x)
-    system = model.system(params, data.x, 20)
+    system = model.system(params, data.x)
     f, q, h = (np.asarray(leaf) for leaf in (system.dynamics, system.drift, system.emission[:, 0]))
     assert model.names == ("noise", "trend", "slope", "seasonal") and f.shape == (6, 6)
     covariance = np.zeros((20, 6, 20, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +177,12 @@ def test_mixtures_and_weights_round_trip(fit: al.Fit) -> None:
     np.testing.assert_array_equal(again.weights, mixed.weights)
     np.testing.assert_array_equal(again.components[1].weights, [0.3, 0.7])
     np.testing.assert_array_equal(again.components[0].params["a"], np.arange(3.0))
+
+
+def test_names_in_saved_files_stay() -> None:
+    """saved_names.txt: every class that a fit.json may name. Files move, these do not: lines may be added, never taken away."""
+    names = (Path(__file__).parent / "saved_names.txt").read_text().split()
+    assert names and set(names) <= {store._name(cls) for cls in store._registry().values()}
 
 
 def test_scalars_keep_their_shape() -> None:

@@ -20,7 +20,7 @@ from aleator.evidence._problem import check_whole
 from aleator.explain._shared import LEVEL, table, tails
 from aleator.fit import Fit
 from aleator.model import BNN, LinearModel
-from aleator.posterior import BYTE_BUDGET, row_bytes
+from aleator.posterior import at_once, row_bytes
 from aleator.programs import ProgramModel
 
 
@@ -129,7 +129,7 @@ def simulate(
     if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
         raise DataError(message("These are no bounds.", bounds, "(low, high) with low < high", "pass e.g. bounds=(-3, 3)"))
     rows = _tree.rows(x)
-    block = int(np.clip(BYTE_BUDGET // max(1, rows * row_bytes(model, x)), 1, num_samples))
+    block = at_once(rows * row_bytes(model, x), num_samples)
     functions, y = _draws(model)(as_key(key), jax.tree.map(jnp.asarray, x), num_samples, block)
     functions, y = np.asarray(functions, np.float64), np.asarray(y)
     support = model.likelihood.support

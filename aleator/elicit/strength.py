@@ -24,7 +24,7 @@ from aleator.explain.effects import _units
 from aleator.fit import Fit
 from aleator.fit import fit as fit_model
 from aleator.model import Supervised
-from aleator.posterior import BYTE_BUDGET, Draws, Linearised, Point, row_bytes
+from aleator.posterior import Draws, Linearised, Point, at_once, row_bytes
 
 
 class Slope(NamedTuple):
@@ -171,7 +171,7 @@ def _reweighted(key: KeyLike, fit: Fit, x: Any, factors: np.ndarray, num_samples
     with jax.enable_x64(True):
         draws = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), functions.given)
         ratios, score = jax.tree.map(np.asarray, _ratios(fit.model)(draws, jnp.asarray(np.log(factors))))
-        block = int(np.clip(BYTE_BUDGET // max(1, 2 * _tree.rows(rows) * row_bytes(fit.model, rows)), 1, functions.number))
+        block = at_once(2 * _tree.rows(rows) * row_bytes(fit.model, rows), functions.number)
         mean, variance = jax.tree.map(np.asarray, _conditional(fit.model)(draws, jax.tree.map(jnp.asarray, rows), block))
     loc, scale = _units(fit)
     mean, variance = loc + scale * mean, scale**2 * variance

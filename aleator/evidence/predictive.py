@@ -17,7 +17,7 @@ from aleator._random import as_key
 from aleator._typing import Key, KeyLike
 from aleator.evidence._problem import check_rows, check_whole, problem
 from aleator.fit import Fit
-from aleator.posterior import BYTE_BUDGET, Draws, Passes, Point, Score, row_bytes
+from aleator.posterior import Draws, Passes, Point, Score, at_once, row_bytes
 
 MIN_DRAWS = 100
 PARETO = 0.7  # k̂ above this: leaving the row out changes the posterior too much
@@ -102,7 +102,7 @@ def log_likelihoods(key: KeyLike, fit: Fit, data: Any, num_samples: int = 4000) 
     if number < MIN_DRAWS:
         raise MethodError(message("Too few draws.", f"{number}", f"at least {MIN_DRAWS}", "fit again with a larger num_samples"))
     per_draw = 2 * given.batch.size * row_bytes(fit.model, given.batch.x) + 8 * len(given.layout.names)  # type: ignore[union-attr]
-    block = int(np.clip(BYTE_BUDGET // max(1, per_draw), 1, number))
+    block = at_once(per_draw, number)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), params)
         terms = np.asarray(_terms(given.target)(wide, given.batch, block))

@@ -15,7 +15,8 @@ from jax.scipy.special import multigammaln
 from aleator._errors import DataError, ModelError, message
 from aleator._typing import Array, Key, Tree
 from aleator.latent._conjugate import Family
-from aleator.latent.parts import LOG_2PI, Part, _factor, _lower, _moments, check_finite
+from aleator.latent._precision import draw_wishart, factor_of, inverse_of, log_jacobian, parameters_of
+from aleator.latent.parts import LOG_2PI, Part, check_finite, moments
 from aleator.latent.weights import check_concentration
 
 
@@ -35,7 +36,7 @@ class Regression(Family):
         return jnp.sum(within + 0.5 * nu * d * math.log(2.0) + multigammaln(0.5 * nu, d) - 0.5 * nu * logdet)
 
     def natural(self, params: Tree) -> Tree:
-        factor = _factor(params)
+        factor = factor_of(params)
         half = jnp.swapaxes(factor, -1, -2) @ params["weights"]
         return {
             "gram": -0.5 * jnp.swapaxes(half, -1, -2) @ half,
@@ -45,28 +46,24 @@ class Regression(Family):
         }
 
     def log_jacobian(self, params: Tree) -> Array:
-        d = params["log_diagonal"].shape[-1]  # as for a Wishart: |dΛ/dL| = 2ᵈ Π L_ii^{d−i+1}, and L_ii = exp(log_diagonal)
-        return jnp.sum(params["log_diagonal"] * (d + 1.0 - np.arange(d))) + params["log_diagonal"].size * math.log(2.0)
+        return log_jacobian(params)
 
     def mode(self, counts: Tree) -> Tree:
         """W = cross·gram⁻¹, Λ = df·scatter⁻¹, scatter = square − cross·gram⁻¹·crossᵀ."""
         weights, _, scatter = self._solved(counts)
-        return {"weights": weights} | _lower(jnp.linalg.inv(scatter) * counts["df"][..., None, None])
+        return {"weights": weights} | parameters_of(jnp.linalg.inv(scatter) * counts["df"][..., None, None])
 
     def draw(self, key: Key, counts: Tree) -> Tree:
         key_diagonal, key_lower, key_weights = jax.random.split(key, 3)
         weights, root, scatter = self._solved(counts)
         d, q = weights.shape[-2:]
         nu = counts["df"] + d + 1.0 - q
-        # Bartlett, as in `parts.Gaussian`; then W = M + Λ^{−T/2} Z K^{−1/2}.
-        chi2 = 2.0 * jax.random.gamma(key_diagonal, 0.5 * (nu[..., None] - jnp.arange(d)))
-        bartlett = jnp.tril(jax.random.normal(key_lower, scatter.shape), -1) + jnp.sqrt(chi2)[..., None] * jnp.eye(d)
-        upper = jnp.linalg.cholesky(jnp.linalg.inv(scatter)) @ bartlett
-        factor = jnp.linalg.cholesky(upper @ jnp.swapaxes(upper, -1, -2))
+        factor = jnp.linalg.cholesky(draw_wishart(key_diagonal, key_lower, nu, scatter))
+        # W = M + Λ^{−T/2} Z K^{−1/2}
         noise = jax.random.normal(key_weights, weights.shape)
         left = solve_triangular(factor, noise, lower=True, trans=1)
         spread = jnp.swapaxes(solve_triangular(root, jnp.swapaxes(left, -1, -2), lower=True, trans=1), -1, -2)
-        return {"weights": weights + spread} | _lower(factor @ jnp.swapaxes(factor, -1, -2))
+        return {"weights": weights + spread} | parameters_of(factor @ jnp.swapaxes(factor, -1, -2))
 
     def _solved(self, counts: Tree) -> tuple[Array, Array, Array]:
         """W = cross·gram⁻¹, the Cholesky factor of gram, and the scatter left."""
@@ -117,7 +114,7 @@ class Autoregressive(Regression, Part):
         if not len(whole):
             got = f"no row with the {self.lags} before it"
             raise DataError(message("There is nothing to regress on its past.", got, "at least one", "use longer sequences or fewer lags"))
-        centre, scale = _moments(y[:, :d])
+        centre, scale = moments(y[:, :d])
         largest = scale.max()
         scale = np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0)
         inputs = np.column_stack([whole[:, d:] - np.tile(centre, self.lags), np.ones(len(whole))])
@@ -195,9 +192,7 @@ class Autoregressive(Regression, Part):
         num, d, _ = weights.shape
         matrices = jnp.swapaxes(weights[..., :-1].reshape(num, d, self.lags, d), 1, 2)
         offset = weights[..., -1] + centre - jnp.einsum("kpij,j->ki", matrices, centre)
-        factor = _factor(params)
-        inverse = solve_triangular(factor, jnp.broadcast_to(jnp.eye(d), factor.shape), lower=True)
-        return {"weights": matrices, "offset": offset, "covariance": jnp.swapaxes(inverse, -1, -2) @ inverse}
+        return {"weights": matrices, "offset": offset, "covariance": inverse_of(factor_of(params))}
 
     def _split(self, y: Array) -> tuple[Array, Array, Array]:
         """Which rows are known with their past, y_t − centre, and (past − centre, 1); zeros where they are not."""

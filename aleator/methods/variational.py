@@ -21,7 +21,7 @@ from aleator.methods import _optimise
 from aleator.methods._estimators import Plan, closed_kl, draws, score_surrogate
 from aleator.methods._method import Card, Method, check_positive
 from aleator.methods._plan import make_plan
-from aleator.posterior import BYTE_BUDGET, Gaussian, Mixture, Posterior, Score, Transformed, row_bytes
+from aleator.posterior import Gaussian, Mixture, Posterior, Score, Transformed, at_once, row_bytes
 
 LOG_EVERY = 20  # steps between looks at a closed KL: its value, unlike its gradient, is needed for nothing but the log
 ESTIMATORS = ("auto", "weight", "local", "flipout", "stl", "score", "analytic")
@@ -176,9 +176,8 @@ def evaluate(key: Key, state: State, batch: Batch | None, plan: Plan) -> tuple[S
         1 if batch is None else (batch.index.shape[0] if batch.index is not None else _tree.rows(batch.y if batch.x is None else batch.x))
     )
     cost = 4 * _tree.size(q) + rows * (1 if batch is None or batch.x is None else row_bytes(target.model, batch.x))
-    block = int(np.clip(BYTE_BUDGET // cost, 1, number))
     # A key may be used once; the same draws meet every batch on purpose.
-    data, prior, log_q, closed = jax.lax.map(one, (keys, jax.random.clone(network_keys)), batch_size=block)
+    data, prior, log_q, closed = jax.lax.map(one, (keys, jax.random.clone(network_keys)), batch_size=at_once(cost, number))
     seen = 0 if batch is None else jnp.asarray(batch.size, jnp.int32)
     evidence = Evidence(state.evidence.log_likelihood + data, prior, log_q, closed, state.evidence.rows + seen)
     factor = 1.0 if batch is None else target.num_data / batch.size

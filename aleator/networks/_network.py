@@ -94,6 +94,20 @@ def as_network(obj: Any, init: Callable[[Key], Any] | None = None) -> Any:
     )
 
 
+class Wrapper:
+    """What a network made of another, its `network`, takes over from it."""
+
+    network: Any
+
+    @property
+    def fan_axes(self) -> str:
+        return getattr(self.network, "fan_axes", "last")
+
+    @property
+    def stochastic(self) -> bool:
+        return getattr(self.network, "stochastic", False)
+
+
 def check_params(params: Tree, framework: str) -> Tree:
     """Refuse parameter trees that cannot be inferred: empty, or with leaves that are not floating-point arrays."""
     if not jax.tree.leaves(params):

@@ -10,11 +10,11 @@ import numpy as np
 
 from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
-from aleator.networks._network import as_network
+from aleator.networks._network import Wrapper, as_network
 
 
 @dataclasses.dataclass(frozen=True)
-class Partial:
+class Partial(Wrapper):
     """outputs = x_L β + network(x_N); x (n, in_size) → (n, out_size).
 
     linear: the columns of x that enter β. rest: the columns the network sees, None for all. Weights are {"linear": {"weight": β},
@@ -43,15 +43,6 @@ class Partial:
             object.__setattr__(self, "outputs", getattr(self.network, "out_size", 1))
 
     @property
-    def fan_axes(self) -> str:
-        """β follows the order of the network's weights, so that one rule gives the fan-ins of both."""
-        return getattr(self.network, "fan_axes", "last")
-
-    @property
-    def stochastic(self) -> bool:
-        return getattr(self.network, "stochastic", False)
-
-    @property
     def params(self) -> Tree:
         """Where a fit of somebody's own network starts; None for a built-in one, which is initialised afresh."""
         given = getattr(self.network, "params", None)
@@ -78,6 +69,7 @@ class Partial:
         return {"linear": params["linear"], "network": self.network.rebuild(params["network"])}
 
     def _zeros(self) -> Tree:
+        # β follows the order of the network's weights, so that one rule gives the fan-ins of both.
         shape = (len(self.linear), self.outputs)
         return {"weight": jnp.zeros(shape[::-1] if self.fan_axes == "first" else shape)}
 

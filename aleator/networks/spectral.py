@@ -12,11 +12,11 @@ import numpy as np
 from aleator import sites
 from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
-from aleator.networks._network import as_network
+from aleator.networks._network import Wrapper, as_network
 
 
 @dataclasses.dataclass(frozen=True)
-class SpectralNorm:
+class SpectralNorm(Wrapper):
     """The network with each weight W of a linear map in the place of W·min(1, bound/‖W‖₂) (Miyato et al. 2018; Liu et al. 2020).
 
     ‖W‖₂ by num_steps power iterations from a fixed start at each evaluation: nothing is carried along, and what is too little in the norm is too little in the
@@ -38,14 +38,6 @@ class SpectralNorm:
         if not self.bound > 0 or self.num_steps < 1:
             got = f"bound={self.bound}, num_steps={self.num_steps}"
             raise ModelError(message("SpectralNorm cannot use this.", got, "bound > 0, num_steps ≥ 1", "pass e.g. 0.95, 15"))
-
-    @property
-    def fan_axes(self) -> str:
-        return getattr(self.network, "fan_axes", "last")
-
-    @property
-    def stochastic(self) -> bool:
-        return getattr(self.network, "stochastic", False)
 
     @property
     def params(self) -> Tree:

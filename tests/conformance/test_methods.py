@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import aleator as al
-from aleator import loop, posterior
+from aleator import loop
 from aleator.model import signature
+from aleator.posterior import _pieces
 from aleator.target import Target
 from tests.interrupted import dies_after
 
@@ -177,7 +178,7 @@ def test_chunked_prediction_equals_unchunked(method: str, model: str, monkeypatc
     x, _ = cases.regression()
     fit = fitted(method, model)
     whole = fit.predict(5, x)
-    monkeypatch.setattr(posterior, "BYTE_BUDGET", 2000)
+    monkeypatch.setattr(_pieces, "BYTE_BUDGET", 2000)
     pieces = fit.predict(5, x)
     np.testing.assert_allclose(whole.mean, pieces.mean, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(whole.variance, pieces.variance, rtol=1e-5, atol=1e-6)

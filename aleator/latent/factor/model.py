@@ -1,16 +1,14 @@
-"""Factor models: y's natural parameters are linear in a few hidden numbers. Probabilistic PCA, factor analysis, exponential-family PCA."""
+"""The factor model: its priors, its steps for EM, CAVI and Gibbs, and the questions it answers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import gammaln, logsumexp
 
 from aleator._errors import DataError, ModelError, message
 from aleator._random import as_key, split
@@ -18,102 +16,15 @@ from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, inner, real_weights
 from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
-from aleator.latent.parts import LOG_2PI, check_finite, check_values
+from aleator.latent._precision import inverse_of
+from aleator.latent.factor._hidden import Hidden, bounded, gaussian, logistic, whiten
+from aleator.latent.factor.columns import Columns
+from aleator.latent.parts import check_binary, check_counts, check_finite, check_labels, moments, spread_out
 from aleator.latent.weights import check_concentration
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "categorical")
 MEAN_STRENGTH = 1e-3  # rows that the prior of the means is worth
 RELEVANCE = 1e-3  # shape and rate of the prior of α_k
-LOCAL_STEPS, LOCAL_GAIN = 200, 1e-11  # of the beliefs about one row: most iterations, and the gain in nats at which they end
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns(Family):
-    """d linear models of one column each, in p inputs u = (z, 1): y_j ~ N(w_jᵀu, 1/τ_j), in the coordinates (w, τ). w_j | τ_j is normal
-    with precision τ_j·diag(precision), τ_j ~ Gamma. t = (τw, −½τwwᵀ, −½τ, ½log τ) with counts "cross" Σuy, "square" Σuuᵀ, "energy" Σy²,
-    "number". shared: one τ for all columns. known: τ = 1, and counts "cross", "square" alone.
-    """
-
-    precision: tuple[float, ...]
-    energy: tuple[float, ...] = ()
-    shared: bool = False
-    known: bool = False
-
-    def prior(self, num: int) -> Tree:
-        p = len(self.precision)
-        counts = {"cross": jnp.zeros((num, p)), "square": jnp.broadcast_to(jnp.diag(jnp.asarray(self.precision)), (num, p, p))}
-        if self.known:
-            return counts
-        energy = jnp.asarray(self.energy)
-        # df = p − 1 leaves τ ~ Gamma(½, ½ energy): a prior worth one row.
-        number = jnp.full(num, p - 1.0)
-        return counts | (
-            {"energy": jnp.mean(energy), "number": num * p - 1.0 + jnp.zeros(())} if self.shared else {"energy": energy, "number": number}
-        )
-
-    def log_partition(self, counts: Tree) -> Array:
-        p = counts["cross"].shape[1]
-        root = jnp.linalg.cholesky(counts["square"])
-        half = solve_triangular(root, counts["cross"][..., None], lower=True)[..., 0]
-        flat = 0.5 * p * LOG_2PI - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
-        if self.known:
-            return jnp.sum(flat) + 0.5 * jnp.sum(half**2)
-        shape, rate = self._gamma(counts, jnp.sum(half**2, axis=-1))
-        return jnp.sum(flat) + jnp.sum(gammaln(shape) - shape * jnp.log(rate))
-
-    def _gamma(self, counts: Tree, fitted: Array) -> tuple[Array, Array]:
-        """Shape and rate of q(τ); fitted: crossᵀ square⁻¹ cross of each column."""
-        d, p = counts["cross"].shape
-        if self.shared:
-            return 0.5 * (counts["number"] - d * p) + 1.0, 0.5 * (counts["energy"] - jnp.sum(fitted))
-        return 0.5 * (counts["number"] - p) + 1.0, 0.5 * (counts["energy"] - fitted)
-
-    def natural(self, params: Tree) -> Tree:
-        w = params["weights"]
-        if self.known:
-            return {"cross": w, "square": -0.5 * w[:, :, None] * w[:, None, :]}
-        tau = jnp.exp(params["log_precision"])
-        each = jnp.broadcast_to(tau, (len(w),))
-        cross = each[:, None] * w
-        return {
-            "cross": cross,
-            "square": -0.5 * cross[:, :, None] * w[:, None, :],
-            "energy": -0.5 * tau,
-            "number": 0.5 * params["log_precision"],
-        }
-
-    def log_jacobian(self, params: Tree) -> Array:
-        return jnp.zeros(()) if self.known else jnp.sum(params["log_precision"])
-
-    def mode(self, counts: Tree) -> Tree:
-        w = jnp.linalg.solve(counts["square"], counts["cross"][..., None])[..., 0]
-        if self.known:
-            return {"weights": w}
-        fitted = jnp.sum(w * counts["cross"], axis=-1)
-        residual = counts["energy"] - (jnp.sum(fitted) if self.shared else fitted)
-        return {"weights": w, "log_precision": jnp.log(counts["number"]) - jnp.log(residual)}
-
-    def draw(self, key: Key, counts: Tree) -> Tree:
-        key_precision, key_weights = jax.random.split(key)
-        root = jnp.linalg.cholesky(counts["square"])
-        half = solve_triangular(root, counts["cross"][..., None], lower=True)
-        noise = jax.random.normal(key_weights, half.shape)
-        if self.known:
-            return {"weights": solve_triangular(root, half + noise, lower=True, trans=1)[..., 0]}
-        shape, rate = self._gamma(counts, jnp.sum(half[..., 0] ** 2, axis=-1))
-        log_precision = jax.random.loggamma(key_precision, shape) - jnp.log(rate)
-        scale = jnp.broadcast_to(jnp.exp(-0.5 * log_precision), (len(half),))[:, None, None]
-        return {"weights": solve_triangular(root, half + scale * noise, lower=True, trans=1)[..., 0], "log_precision": log_precision}
-
-
-class Hidden(NamedTuple):
-    """q(z) of some rows. mean (n, q), root (n, q, q): of the precision, lower; terms (n,): log normalisers or bounds; curve (n, d): E[ω]
-    of each entry where there is one, else 1 where seen and 0 where missing."""
-
-    mean: Array
-    root: Array
-    terms: Array
-    curve: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,24 +72,18 @@ class FactorModel(ConjugateLatent):
         seen = np.isfinite(y)
         if not seen.any():
             raise DataError(message("Every entry is missing.", f"{y.size} NaN", "at least one value", "check how the data was read"))
-        filled, number = np.where(seen, y, 0.0), np.maximum(seen.sum(axis=0), 1)
-        mean = filled.sum(axis=0) / number
+        mean, scale = moments(y)
         spread, num_classes = (), self.num_classes
         if self.family == "gaussian":
-            centre = mean
-            scale = np.sqrt((np.where(seen, filled - mean, 0.0) ** 2).sum(axis=0) / number)
-            largest = scale.max()
-            spread = tuple(np.maximum(scale, 1e-6 * largest if largest > 0 else 1.0).tolist())  # constant columns, one row
+            centre, spread = mean, tuple(spread_out(scale).tolist())
         elif self.family == "bernoulli":
-            check_values(y, (y == 0) | (y == 1), "zeros and ones", "code the two outcomes as 0 and 1")
+            check_binary(y)
             centre = np.zeros(y.shape[1])
         elif self.family == "poisson":
-            check_values(y, (y >= 0) & (y == np.floor(y)), "whole numbers ≥ 0", "pass counts, not rates")
-            centre = np.log(mean + 0.5 / number)
+            check_counts(y)
+            centre = np.log(mean + 0.5 / np.maximum(seen.sum(axis=0), 1))
         else:
-            limit = math.inf if self.num_classes is None else self.num_classes
-            expected = "whole numbers ≥ 0" + ("" if self.num_classes is None else f" and < {self.num_classes}")
-            check_values(y, (y >= 0) & (y == np.floor(y)) & (y < limit), expected, "code labels as 0, 1, …")
+            check_labels(y, self.num_classes)
             num_classes = self.num_classes or max(int(np.nanmax(y)) + 1, 2)
             shares = (y[:, :, None] == np.arange(num_classes)).sum(axis=0) + 0.5
             centre = np.log(shares / shares.sum(axis=1, keepdims=True)).ravel()
@@ -267,7 +172,7 @@ class FactorModel(ConjugateLatent):
         self._check_closed()
         y = self._rows(batch.y)
         found = self._posterior(natural["columns"], y, self.complete)
-        spread = _inverse(found.root)
+        spread = inverse_of(found.root)
         outer = spread + found.mean[..., :, None] * found.mean[..., None, :]
         counts = self._counts(found.mean, outer, found.curve, y, real_weights(batch))
         if self.ard:
@@ -288,7 +193,7 @@ class FactorModel(ConjugateLatent):
         key_hidden, key_alpha = jax.random.split(key)
         y = self._rows(batch.y)
         found = self._posterior(natural["columns"], y, self.complete)
-        z = found.mean + _whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
+        z = found.mean + whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
         counts = self._counts(z, z[:, :, None] * z[:, None, :], found.curve, y, real_weights(batch))
         if self.ard:
             shape, rate = self._alpha(natural)
@@ -349,14 +254,15 @@ class FactorModel(ConjugateLatent):
     def _terms(self, params: Tree, y: Array, complete: bool) -> Hidden:
         if self.family in ("gaussian", "bernoulli"):
             return self._posterior(self.columns.natural(params["columns"]), y, complete)
-        return jax.vmap(lambda row: _bounded(self, params["columns"]["weights"], row))(y)
+        weights, centre = params["columns"]["weights"], jnp.asarray(self.centre)
+        return jax.vmap(lambda row: bounded(weights, centre, row, self.num_classes if self.family == "categorical" else None))(y)
 
     def _posterior(self, natural: Tree, y: Array, complete: bool) -> Hidden:
         """q(z) given t or its expectation. Gaussian: exact; Bernoulli: with the bound's slopes at their optimum."""
         seen = jnp.isfinite(y)
         if self.family == "gaussian":
-            return _gaussian(natural, jnp.where(seen, y, 0.0), seen.astype(y.dtype), complete)
-        return _logistic(natural, jnp.where(seen, y - 0.5, 0.0), seen.astype(y.dtype))
+            return gaussian(natural, jnp.where(seen, y, 0.0), seen.astype(y.dtype), complete)
+        return logistic(natural, jnp.where(seen, y - 0.5, 0.0), seen.astype(y.dtype))
 
     def _counts(self, z: Array, outer: Array, curve: Array, y: Array, weight: Array) -> dict[str, Tree]:
         """Σₙ E[T(yₙ, z)]: u = (z, 1), with E[zzᵀ] = outer."""
@@ -402,7 +308,7 @@ class FactorModel(ConjugateLatent):
     def encode(self, params: Tree, y: Any) -> tuple[Array, Array]:
         """p(z | y, θ), or the best Gaussian: means (n, q) and covariances (n, q, q)."""
         found = self._ask(params, y)
-        spread = _inverse(found.root)
+        spread = inverse_of(found.root)
         return found.mean, jnp.broadcast_to(spread, (len(found.mean), *spread.shape[-2:]))
 
     @in_double
@@ -435,7 +341,7 @@ class FactorModel(ConjugateLatent):
             key, params = item
             key_hidden, key_noise = jax.random.split(key)
             found = self._terms(params, self._rows(y), complete=False)
-            z = found.mean + _whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
+            z = found.mean + whiten(found.root, jax.random.normal(key_hidden, found.mean.shape))
             return jnp.where(jnp.isfinite(y), y, self._emit(key_noise, params, z))
 
         return np.asarray(jax.lax.map(one, (jax.random.split(key_draws, num_samples), params)))
@@ -499,129 +405,3 @@ class FactorModel(ConjugateLatent):
         d = len(self.centre) // (self.num_classes if self.family == "categorical" else 1)
         if y.shape[1] != d:
             raise DataError(message("The columns do not fit the model.", f"{y.shape[1]} columns", f"{d}", "pass the columns of the fit"))
-
-
-def _gaussian(natural: Tree, y: Array, seen: Array, complete: bool) -> Hidden:
-    """log ∫ N(z; 0, I) exp⟨T(y, z), t⟩ dz and the integrand's mean and precision I + Σ_j E[τ_j w_j w_jᵀ] over what is seen.
-
-    complete: nothing is missing, so that all rows share one precision."""
-    cross, square = natural["cross"], -2.0 * natural["square"]
-    d = len(cross)
-    level = jnp.broadcast_to(natural["number"], (d,)) - 0.5 * LOG_2PI - 0.5 * square[:, -1, -1]
-    energy = jnp.broadcast_to(natural["energy"], (d,))
-    linear = y @ cross[:, :-1] - seen @ square[:, :-1, -1]
-    base = seen @ level + y**2 @ energy + y @ cross[:, -1]
-    summed = jnp.sum(square[:, :-1, :-1], axis=0)[None] if complete else jnp.einsum("nj,jab->nab", seen, square[:, :-1, :-1])
-    mean, root, terms = _integrate(summed, linear)
-    return Hidden(mean, root, base + terms, seen)
-
-
-def _integrate(precision: Array, linear: Array) -> tuple[Array, Array, Array]:
-    """Mean, root of the precision and log normaliser of N(z; 0, I) exp(linearᵀz − ½zᵀ precision z); precision (n or 1, q, q)."""
-    q = linear.shape[-1]
-    root = jnp.linalg.cholesky(precision + jnp.eye(q))
-    if len(root) == 1:  # shared: one factor for all rows
-        half = solve_triangular(root[0], linear.T, lower=True)
-        mean, size = solve_triangular(root[0], half, lower=True, trans=1).T, jnp.sum(half**2, axis=0)
-    else:
-        half = solve_triangular(root, linear[..., None], lower=True)
-        mean, size = solve_triangular(root, half, lower=True, trans=1)[..., 0], jnp.sum(half[..., 0] ** 2, axis=-1)
-    return mean, root, 0.5 * size - jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
-
-
-def _logistic(natural: Tree, sign: Array, seen: Array) -> Hidden:
-    """The bound log σ(η) ≥ log σ(ξ) + ½(η − ξ) − ½ω(η² − ξ²), ω = tanh(ξ/2)/(2ξ), at ξ² = E[η²], found in turn with q(z)."""
-    cross, square = natural["cross"], -2.0 * natural["square"]
-
-    def at(xi: Array, cross: Array, square: Array) -> tuple[Array, Array, Array, Array]:
-        omega = seen * _omega(xi)
-        linear = sign @ cross[:, :-1] - omega @ square[:, :-1, -1]
-        mean, root, terms = _integrate(jnp.einsum("nj,jab->nab", omega, square[:, :-1, :-1]), linear)
-        base = sign @ cross[:, -1] - 0.5 * omega @ square[:, -1, -1]
-        return mean, root, base + terms + jnp.sum(seen * (jax.nn.log_sigmoid(xi) - 0.5 * xi + 0.5 * _omega(xi) * xi**2), axis=-1), omega
-
-    def step(carry: Any) -> Any:
-        xi, value, _, number = carry
-        mean, root, terms, _ = at(xi, *jax.lax.stop_gradient((cross, square)))
-        inputs = jnp.concatenate([mean, jnp.ones((len(mean), 1))], axis=1)
-        fixed = jax.lax.stop_gradient(square)
-        second = jnp.einsum("na,jab,nb->nj", inputs, fixed, inputs) + jnp.einsum("nab,jab->nj", _inverse(root), fixed[:, :-1, :-1])
-        return jnp.sqrt(jnp.maximum(second, 0.0)), terms, jnp.max(jnp.abs(terms - value)), number + 1
-
-    going = lambda carry: (carry[2] > LOCAL_GAIN) & (carry[3] < LOCAL_STEPS)
-    start = jnp.ones_like(sign), jnp.full(len(sign), -jnp.inf), jnp.asarray(jnp.inf), jnp.zeros((), jnp.int32)
-    xi, _, _, _ = jax.lax.while_loop(going, step, start)
-    return Hidden(*at(xi, cross, square))
-
-
-def _omega(xi: Array) -> Array:
-    """tanh(ξ/2)/(2ξ), ¼ at 0."""
-    small = xi < 1e-4
-    return jnp.where(small, 0.25, jnp.tanh(0.5 * xi) / (2.0 * jnp.where(small, 1.0, xi)))
-
-
-def _bounded(model: FactorModel, weights: Array, row: Array) -> Hidden:
-    """E_q[log p(row | z)] − KL(q ‖ N(0, I)) for one row, maximised over Gaussian q(z) = N(mean, precision⁻¹).
-
-    Counts: E[exp η] = exp(m + ½v). Labels: E[log Σ_c exp η_c] ≤ log Σ_c exp(m_c + ½v_c). Natural-gradient steps (Khan and Lin, 2017):
-    precision → I − 2 Wᵀ diag(∂f/∂v) W, mean along the gradient in its metric; a step that does not gain is halved.
-    """
-    q, centre = model.num_factors, jnp.asarray(model.centre)
-    seen = jnp.isfinite(row)
-    filled = jnp.where(seen, row, 0.0)
-
-    def expected(m: Array, v: Array) -> Array:
-        if model.family == "poisson":
-            return jnp.sum(jnp.where(seen, filled * m - jnp.exp(m + 0.5 * v) - gammaln(filled + 1.0), 0.0))
-        m, v = m.reshape(-1, model.num_classes), v.reshape(-1, model.num_classes)
-        chosen = jnp.take_along_axis(m, filled.astype(jnp.int32)[:, None], axis=1)[:, 0]
-        return jnp.sum(jnp.where(seen, chosen - logsumexp(m + 0.5 * v, axis=1), 0.0))
-
-    def moments(w: Array, mean: Array, root: Array) -> tuple[Array, Array]:
-        return w[:, :-1] @ mean + w[:, -1] + centre, jnp.sum(solve_triangular(root, w[:, :-1].T, lower=True) ** 2, axis=0)
-
-    def bound(w: Array, mean: Array, precision: Array) -> Array:
-        root = jnp.linalg.cholesky(precision)
-        trace = jnp.sum(solve_triangular(root, jnp.eye(q), lower=True) ** 2)
-        divergence = 0.5 * (trace + mean @ mean - q) + jnp.sum(jnp.log(jnp.diagonal(root)))
-        return expected(*moments(w, mean, root)) - divergence
-
-    fixed = jax.lax.stop_gradient(weights)
-
-    def step(carry: Any) -> Any:
-        mean, precision, value, rate, gain, number = carry
-        slope, curve = jax.grad(expected, (0, 1))(*moments(fixed, mean, jnp.linalg.cholesky(precision)))
-        goal = jnp.eye(q) - 2.0 * (fixed[:, :-1].T * curve) @ fixed[:, :-1]
-        tried = (1.0 - rate) * precision + rate * goal
-        moved = mean + rate * jnp.linalg.solve(tried, fixed[:, :-1].T @ slope - mean)
-        new = bound(fixed, moved, tried)
-        better = new >= value
-        pick = lambda a, b: jnp.where(better, a, b)
-        gain = jnp.where(better, new - value, jnp.where(rate < 1e-8, 0.0, jnp.inf))
-        return (
-            pick(moved, mean),
-            pick(tried, precision),
-            pick(new, value),
-            jnp.where(better, jnp.minimum(2.0 * rate, 1.0), 0.5 * rate),
-            gain,
-            number + 1,
-        )
-
-    going = lambda carry: (carry[4] > LOCAL_GAIN) & (carry[5] < LOCAL_STEPS)
-    mean, precision = jnp.zeros(q), jnp.eye(q)
-    start = mean, precision, bound(fixed, mean, precision), jnp.asarray(1.0), jnp.asarray(jnp.inf), jnp.zeros((), jnp.int32)
-    mean, precision, *_ = jax.lax.while_loop(going, step, start)
-    return Hidden(mean, jnp.linalg.cholesky(precision), bound(weights, mean, precision), seen.astype(row.dtype))
-
-
-def _inverse(root: Array) -> Array:
-    """(LLᵀ)⁻¹."""
-    eye = jnp.broadcast_to(jnp.eye(root.shape[-1]), root.shape)
-    half = solve_triangular(root, eye, lower=True)
-    return jnp.swapaxes(half, -1, -2) @ half
-
-
-def _whiten(root: Array, noise: Array) -> Array:
-    """L⁻ᵀ noise, (n, q): the spread of N(0, (LLᵀ)⁻¹)."""
-    root = jnp.broadcast_to(root, (len(noise), *root.shape[-2:]))
-    return solve_triangular(root, noise[..., None], lower=True, trans=1)[..., 0]
