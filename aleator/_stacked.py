@@ -14,9 +14,9 @@ import numpy as np
 from aleator import store
 from aleator._errors import MethodError, StoreError, message
 from aleator._files import digest, pack, unpack, write_atomic
+from aleator._fit import Fit
 from aleator._random import as_key, split
 from aleator._typing import KeyLike
-from aleator.fit import Fit
 from aleator.methods import Method
 from aleator.predictive import PredictiveViews, mix
 

@@ -92,11 +92,11 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
     network: the network, when it was your own (Equinox, NNX, function). model: the whole model, when more of it was your own code (a
     NumPyro program, your own basis). template: a parameter tree, for fits of a bare log density.
     """
-    from aleator.fit import Fit
+    from aleator._fit import Fit
 
     directory = Path(path)
     if (directory / AUTO_NAME).exists():
-        from aleator.auto import Auto
+        from aleator._auto import Auto
 
         return Auto.load(directory)
     if (directory / WITH_NAME).exists():

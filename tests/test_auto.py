@@ -1,4 +1,4 @@
-"""aleator/auto.py and _stacked.py: paired verdicts, sets of classes, interruption, comparing without keeping, the mixture as a whole."""
+"""aleator/_auto.py and _stacked.py: paired verdicts, sets of classes, interruption, comparing without keeping, the mixture as a whole."""
 
 import dataclasses
 import json
