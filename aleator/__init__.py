@@ -1,13 +1,11 @@
 """Aleator: Bayesian deep learning for Python on JAX. Any network, many ways of inference, one road from data to decision."""
 
-import importlib
-import importlib.util
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aleator import _lazy
 from aleator._version import __version__
 
-if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` below imports a name when it is first asked for
+if TYPE_CHECKING:  # for type checkers and editors; at run time a name is imported when it is first asked for
     from aleator import (
         convergence,
         criteria,
@@ -228,46 +226,27 @@ __all__ = [
     "target_from_log_density",
 ]
 
-# Where each name comes from. None of them is also the name of a module of this package: importing that would put the module in the name's place.
-_HOMES = {
-    "_auto": "Auto auto",
-    "_compare": "Average Choice Comparison average choose compare stack",
-    "_errors": "AleatorError DataError HealthWarning MethodError ModelError NonFiniteError StoreError",
-    "_fit": "Fit fit",
-    "_oracle": "fidelity oracle",
-    "data": "Batch Data Standardiser Stream folds split",
-    "decide": "active",
-    "divergences": "kl kl_log_uniform",
-    "hyperpriors": "HalfCauchy HalfNormal InverseGamma LogNormal",
-    "likelihoods": "Bernoulli Categorical Gaussian HeteroscedasticGaussian NegativeBinomial Poisson StudentT",
-    "loop": "Options",
-    "methods": (
-        "CAVI EM HMC IVON MALA MAP METHODS NUTS PBP SGHMC SGLD SGNHT SIR SMC SVGD SWAG Amortised BatchEnsemble BayesianBootstrap ChEES "
-        "ConcreteDropout Cyclical Dropout EllipticalSlice Ensemble Exact ExpectationPropagation Gibbs HyperEnsemble Independence "
-        "Laplace MarginalGibbs Method Microcanonical Nested ParallelTempering RandomWalk Refined Renyi RepulsiveEnsemble "
-        "ReversibleJump Slice Snapshot SparseDropout Subnetwork Underdamped Variational VariationalDropout"
-    ),
-    "model": "BNN LinearModel Model",
-    "networks": "as_network",
-    "posterior": "Score",
-    "predictive": "Predictive",
-    "priors": "Normal",
-    "programs": "from_numpyro",
-    "store": "load",
-    "target": "Target target_from_log_density",
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
-
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for right
-
-    def __getattr__(name: str) -> Any:
-        """A public name or a module of the package, imported now. `import aleator` alone imports neither JAX nor NumPy."""
-        if name in _HOME:
-            return globals().setdefault(name, getattr(importlib.import_module(f"aleator.{_HOME[name]}"), name))
-        if not name.startswith("__") and importlib.util.find_spec(f"aleator.{name}") is not None:
-            return importlib.import_module(f"aleator.{name}")
-        raise AttributeError(f"module 'aleator' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__") or f"aleator.{name}" in sys.modules)})
+    # Where names come from that are neither modules nor methods.
+    _HOMES = {
+        "_auto": "Auto auto",
+        "_compare": "Average Choice Comparison average choose compare stack",
+        "_errors": "AleatorError DataError HealthWarning MethodError ModelError NonFiniteError StoreError",
+        "_fit": "Fit fit",
+        "_oracle": "fidelity oracle",
+        "data": "Batch Data Standardiser Stream folds split",
+        "decide": "active",
+        "divergences": "kl kl_log_uniform",
+        "hyperpriors": "HalfCauchy HalfNormal InverseGamma LogNormal",
+        "likelihoods": "Bernoulli Categorical Gaussian HeteroscedasticGaussian NegativeBinomial Poisson StudentT",
+        "loop": "Options",
+        "model": "BNN LinearModel Model",
+        "networks": "as_network",
+        "posterior": "Score",
+        "predictive": "Predictive",
+        "priors": "Normal",
+        "programs": "from_numpyro",
+        "store": "load",
+        "target": "Target target_from_log_density",
+    }
+    __getattr__, __dir__ = _lazy.names(__name__, _HOMES, __all__, rest="methods")

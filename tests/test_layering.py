@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 
 import aleator
+from aleator import methods
 
 PACKAGE = Path(aleator.__file__).parent
 
 # A module may import (at its top) from its own floor or a lower one.
 FLOORS = [
-    {"_typing", "_errors", "_version", "_cache", "_quick"},
+    {"_typing", "_errors", "_version", "_cache", "_quick", "_lazy"},
     {"_tree", "_random"},
     {"_files", "_progress", "hyperpriors", "data", "_equations"},
     {"linalg", "sites", "_feed", "_kept", "_marginal"},
     {"_chunks", "noise", "families"},
     {"likelihoods", "priors", "networks", "features", "divergences", "gradients"},
-    {"model", "shallow", "selection", "programs", "_columns", "_outputs"},
+    {"model", "shallow", "selection", "programs", "_columns", "_outputs", "_closed"},
     {"_quadrature", "curvature"},
     {"predictive"},
     {"target", "loop", "posterior", "latent", "criteria", "diagnostics", "convergence"},
@@ -40,11 +41,11 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 
-def modules() -> list[Path]:
+def files() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py" or path.parent != PACKAGE]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_flow_downwards(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert own in FLOOR, f"{own} has no floor: add it to FLOORS and say why in docs/decisions"
@@ -72,7 +73,7 @@ def imported_at_the_top(path: Path) -> set[str]:
 def test_no_module_waits_for_itself() -> None:
     """Whichever module is imported first, the ones below it can be: with lazy names the order is the user's."""
     name = lambda path: ".".join(("aleator", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-    graph = {name(path): imported_at_the_top(path) for path in modules()}
+    graph = {name(path): imported_at_the_top(path) for path in files()}
     graph = {one: {other for other in below if other in graph and not one.startswith(other)} for one, below in graph.items()}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
@@ -127,8 +128,12 @@ def lazily() -> tuple[dict[str, str], set[str]]:
 
 def test_what_type_checkers_read_is_what_happens() -> None:
     names, found = lazily()
-    assert names == aleator._HOME
+    told = {name: home for home, text in aleator._HOMES.items() for name in text.split()}
+    assert names == told | dict.fromkeys(set(aleator.__all__) - {*told, *found, "__version__"}, "methods")
     assert sorted([*names, *found, "__version__"]) == sorted(aleator.__all__)
+    assert {name for name, home in names.items() if home == "methods"} <= set(methods.__all__)
+    assert sorted(methods.__all__) == sorted(methods._table.__all__)
+    assert all(getattr(methods, name) is getattr(methods._table, name) for name in methods.__all__)
 
 
 def test_public_names_are_what_they_are_called() -> None:
