@@ -1,98 +1,104 @@
 """Aleator: Bayesian deep learning for Python on JAX. Any network, many ways of inference, one road from data to decision."""
 
-from aleator import (
-    convergence,
-    criteria,
-    curvature,
-    decide,
-    elicit,
-    evidence,
-    explain,
-    families,
-    features,
-    gp,
-    gradients,
-    hyperpriors,
-    latent,
-    linalg,
-    networks,
-    posterior,
-    priors,
-    series,
-    shallow,
-    sites,
-    stein,
-)
-from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
-from aleator._oracle import fidelity, oracle
+from typing import TYPE_CHECKING
+
+from aleator import _lazy
 from aleator._version import __version__
-from aleator.auto import Auto, auto
-from aleator.compare import Average, Choice, Comparison, average, choose, compare, stack
-from aleator.data import Batch, Data, Standardiser, Stream, folds, split
-from aleator.decide import active
-from aleator.divergences import kl, kl_log_uniform
-from aleator.fit import Fit, fit
-from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
-from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
-from aleator.loop import Options
-from aleator.methods import (
-    CAVI,
-    EM,
-    HMC,
-    IVON,
-    MALA,
-    MAP,
-    METHODS,
-    NUTS,
-    PBP,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    SIR,
-    SMC,
-    SVGD,
-    SWAG,
-    Amortised,
-    BatchEnsemble,
-    BayesianBootstrap,
-    ChEES,
-    ConcreteDropout,
-    Cyclical,
-    Dropout,
-    EllipticalSlice,
-    Ensemble,
-    Exact,
-    ExpectationPropagation,
-    Gibbs,
-    HyperEnsemble,
-    Independence,
-    Laplace,
-    MarginalGibbs,
-    Method,
-    Microcanonical,
-    Nested,
-    ParallelTempering,
-    RandomWalk,
-    Refined,
-    Renyi,
-    RepulsiveEnsemble,
-    ReversibleJump,
-    Slice,
-    Snapshot,
-    SparseDropout,
-    Subnetwork,
-    Underdamped,
-    Variational,
-    VariationalDropout,
-)
-from aleator.model import BNN, LinearModel, Model
-from aleator.networks import as_network
-from aleator.posterior import Score
-from aleator.predictive import Predictive
-from aleator.priors import Normal
-from aleator.programs import from_numpyro
-from aleator.store import load
-from aleator.target import Target, target_from_log_density
+
+if TYPE_CHECKING:  # for type checkers and editors; at run time a name is imported when it is first asked for
+    from aleator import (
+        convergence,
+        criteria,
+        curvature,
+        decide,
+        elicit,
+        evidence,
+        explain,
+        families,
+        features,
+        gp,
+        gradients,
+        hyperpriors,
+        latent,
+        linalg,
+        networks,
+        posterior,
+        priors,
+        selection,
+        series,
+        shallow,
+        sites,
+        stein,
+    )
+    from aleator._auto import Auto, auto
+    from aleator._compare import Average, Choice, Comparison, average, choose, compare, stack
+    from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, ModelError, NonFiniteError, StoreError
+    from aleator._fit import Fit, fit
+    from aleator._oracle import fidelity, oracle
+    from aleator.data import Batch, Data, Standardiser, Stream, folds, split
+    from aleator.decide import active
+    from aleator.divergences import kl, kl_log_uniform
+    from aleator.hyperpriors import HalfCauchy, HalfNormal, InverseGamma, LogNormal
+    from aleator.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Poisson, StudentT
+    from aleator.loop import Options
+    from aleator.methods import (
+        CAVI,
+        EM,
+        HMC,
+        IVON,
+        MALA,
+        MAP,
+        METHODS,
+        NUTS,
+        PBP,
+        SGHMC,
+        SGLD,
+        SGNHT,
+        SIR,
+        SMC,
+        SVGD,
+        SWAG,
+        Amortised,
+        BatchEnsemble,
+        BayesianBootstrap,
+        ChEES,
+        ConcreteDropout,
+        Cyclical,
+        Dropout,
+        EllipticalSlice,
+        Ensemble,
+        Exact,
+        ExpectationPropagation,
+        Gibbs,
+        HyperEnsemble,
+        Independence,
+        Laplace,
+        MarginalGibbs,
+        Method,
+        Microcanonical,
+        Nested,
+        ParallelTempering,
+        RandomWalk,
+        Refined,
+        Renyi,
+        RepulsiveEnsemble,
+        ReversibleJump,
+        Slice,
+        Snapshot,
+        SparseDropout,
+        Subnetwork,
+        Underdamped,
+        Variational,
+        VariationalDropout,
+    )
+    from aleator.model import BNN, LinearModel, Model
+    from aleator.networks import as_network
+    from aleator.posterior import Score
+    from aleator.predictive import Predictive
+    from aleator.priors import Normal
+    from aleator.programs import from_numpyro
+    from aleator.store import load
+    from aleator.target import Target, target_from_log_density
 
 __all__ = [
     "Cyclical",
@@ -219,3 +225,28 @@ __all__ = [
     "split",
     "target_from_log_density",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw this would take any name for right
+    # Where names come from that are neither modules nor methods.
+    _HOMES = {
+        "_auto": "Auto auto",
+        "_compare": "Average Choice Comparison average choose compare stack",
+        "_errors": "AleatorError DataError HealthWarning MethodError ModelError NonFiniteError StoreError",
+        "_fit": "Fit fit",
+        "_oracle": "fidelity oracle",
+        "data": "Batch Data Standardiser Stream folds split",
+        "decide": "active",
+        "divergences": "kl kl_log_uniform",
+        "hyperpriors": "HalfCauchy HalfNormal InverseGamma LogNormal",
+        "likelihoods": "Bernoulli Categorical Gaussian HeteroscedasticGaussian NegativeBinomial Poisson StudentT",
+        "loop": "Options",
+        "model": "BNN LinearModel Model",
+        "networks": "as_network",
+        "posterior": "Score",
+        "predictive": "Predictive",
+        "priors": "Normal",
+        "programs": "from_numpyro",
+        "store": "load",
+        "target": "Target target_from_log_density",
+    }
+    __getattr__, __dir__ = _lazy.names(__name__, _HOMES, __all__, rest="methods")

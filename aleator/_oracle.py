@@ -12,9 +12,9 @@ import numpy as np
 
 from aleator import _tree, convergence
 from aleator._errors import HealthWarning, MethodError, message
+from aleator._fit import Fit, fit
 from aleator._random import as_key, split
 from aleator._typing import KeyLike, Tree
-from aleator.fit import Fit, fit
 from aleator.methods import HMC, MAP
 from aleator.posterior import Draws
 from aleator.predictive import Predictive

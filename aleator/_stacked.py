@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from aleator import store
 from aleator._errors import MethodError, StoreError, message
 from aleator._files import digest, pack, unpack, write_atomic
+from aleator._fit import Fit
 from aleator._random import as_key, split
 from aleator._typing import KeyLike
-from aleator.fit import Fit
 from aleator.methods import Method
 from aleator.predictive import PredictiveViews, mix
 
@@ -101,6 +101,8 @@ class Auto:
         document = self.to_json()
         write_atomic(directory / store.AUTO_NAME, json.dumps({"sha256": _checksum(document), **document}, indent=1).encode())
 
+    KEYS: ClassVar[tuple[str, ...]] = ("names", "weights", "entries", "stacked", "seconds", "manifest", "whole")
+
     def to_json(self) -> dict[str, Any]:
         """What auto.json holds: everything but the fits and the densities."""
         return {
@@ -118,9 +120,10 @@ class Auto:
         """auto.json as it is."""
         try:
             document = json.loads((Path(path) / store.AUTO_NAME).read_text())
-            stored = document.pop("sha256")
+            stored = document.pop("sha256", None)
             Auto.told(document)
-            if stored != _checksum(document):
+            before = stored is None and set(document) <= set(Auto.KEYS)  # stacks of early versions have no checksum; their fits do
+            if not before and stored != _checksum(document):
                 raise ValueError("contents that do not match their checksum")
             return document
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

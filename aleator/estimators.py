@@ -24,11 +24,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, column_or_1d, validate_data
 
 from aleator import _random, defaults
+from aleator._auto import Auto, auto
 from aleator._errors import HealthWarning, MethodError, message
-from aleator.auto import Auto, auto
+from aleator._fit import fit
 from aleator.data import Data, Standardiser
 from aleator.decide import ood
-from aleator.fit import fit
 from aleator.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from aleator.methods import Ensemble, Exact, Method
 from aleator.model import BNN

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aleator import _outputs, _quadrature
+from aleator import _closed, _outputs, _quadrature
 from aleator._errors import DataError, ModelError, message
 from aleator._outputs import Outputs
 from aleator._random import as_key
@@ -180,7 +180,8 @@ class PredictiveViews(abc.ABC):
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
         """The smallest y with P(Y ≤ y) ≥ q, per column: q's shape, then y's shape.
 
-        Guarded Newton steps (bisection for counts) on the exact mixture cdf, from the bracket that Cantelli's inequality guarantees:
+        Closed for one Gaussian or Student-t, else guarded Newton steps (bisection for counts) on the exact mixture cdf, from the bracket that
+        Cantelli's inequality guarantees:
         mean − std·√((1−q)/q) ≤ y_q ≤ mean + std·√(q/(1−q)).
         """
         self._ordered("quantile")
@@ -188,7 +189,7 @@ class PredictiveViews(abc.ABC):
         if levels.size == 0 or not np.all((levels > 0) & (levels < 1)):
             raise DataError(message("quantile(q) cannot be computed.", f"q = {q!r}", "numbers strictly between 0 and 1", "pass e.g. 0.9"))
         # Rows go first while blocks are joined; the levels come back to the front afterwards.
-        values = self._by_rows(lambda part: np.moveaxis(_quadrature.quantile(part, levels.ravel()), 0, 1), many=levels.size)
+        values = self._by_rows(lambda part: np.moveaxis(part._quantile(levels.ravel()), 0, 1), many=levels.size)
         values = np.moveaxis(values, 1, 0)
         if self.support != "real":
             values = values.astype(np.int64)
@@ -212,6 +213,10 @@ class PredictiveViews(abc.ABC):
         return np.asarray(self.labels)[values] if named else values
 
     # --------------------------------------------------------------------------------------------------------------- helpers
+
+    def _quantile(self, levels: np.ndarray) -> np.ndarray:
+        """(m, rows, k); `levels` (m,), or (m, rows, k) where each has its own, strictly inside (0, 1)."""
+        return _quadrature.quantile(self, levels)
 
     def _shape(self, values: np.ndarray) -> np.ndarray:
         """(rows, 1) → (rows,) when the user's y was (n,)."""
@@ -319,18 +324,33 @@ class Predictive(PredictiveViews):
         per_row = max(int(np.prod(leaf.shape[2:])) for leaf in jax.tree.leaves(self.outputs.draws))
         return 8 * 4 * self.outputs.num_draws * max(per_row, 1)
 
+    def _closed(self) -> _closed.Closed | None:
+        """y in closed form, in the model's units, where it has one."""
+        return _closed.of(self.likelihood, self.outputs)
+
+    def _quantile(self, levels: np.ndarray) -> np.ndarray:
+        closed = self._closed()
+        if closed is None:
+            return super()._quantile(levels)
+        return self._to_data(closed.quantile(levels[:, None, None] if levels.ndim == 1 else levels))
+
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        mean, aleatoric, epistemic = _outputs.run(_outputs.moments, self, nodes=_outputs.FEW_NODES)
+        closed = self._closed()
+        mean, aleatoric, epistemic = closed.moments() if closed else _outputs.run(_outputs.moments, self, nodes=_outputs.FEW_NODES)
         return self._to_data(mean), aleatoric * self._scale**2, epistemic * self._scale**2
 
     def _log_prob(self, y: np.ndarray) -> np.ndarray:
-        return _outputs.run(_outputs.log_joint, self, self._to_model(y)) - np.sum(np.log(self._scale) * np.ones(self._width))
+        closed, z = self._closed(), self._to_model(y)
+        log_p = np.sum(closed.log_density(z), axis=-1) if closed else _outputs.run(_outputs.log_joint, self, z)
+        return log_p - np.sum(np.log(self._scale) * np.ones(self._width))
 
     def _log_columns(self, y: np.ndarray) -> np.ndarray:
-        return _outputs.run(_outputs.log_columns, self, self._to_model(y)) - np.log(self._scale)
+        closed, z = self._closed(), self._to_model(y)
+        return (closed.log_density(z) if closed else _outputs.run(_outputs.log_columns, self, z)) - np.log(self._scale)
 
     def _cdf(self, y: np.ndarray) -> np.ndarray:
-        return _outputs.run(_outputs.cdf, self, self._to_model(y))
+        closed, z = self._closed(), self._to_model(y)
+        return closed.cdf(z) if closed else _outputs.run(_outputs.cdf, self, z)
 
     def _expected_entropy(self) -> np.ndarray:
         values = _outputs.run(_outputs.expected_entropy, self, nodes=_outputs.FEW_NODES)
@@ -432,6 +452,10 @@ class PredictiveMixture(PredictiveViews):
         means, aleatoric, epistemic = zip(*(member._moments() for member in self.members), strict=True)
         mean = self._average(means)
         return mean, self._average(aleatoric), self._average(epistemic) + self._average([(one - mean) ** 2 for one in means])
+
+    def _quantile(self, levels: np.ndarray) -> np.ndarray:
+        counting = [member for member, weight in zip(self.members, self.weights, strict=True) if weight > 0]
+        return counting[0]._quantile(levels) if len(counting) == 1 else super()._quantile(levels)
 
     def _log_prob(self, y: np.ndarray) -> np.ndarray:
         return self._log_average([member._log_prob(y) for member in self.members])

@@ -19,11 +19,11 @@ import numpy as np
 from aleator import _functions
 from aleator._cache import cached
 from aleator._errors import DataError, ModelError, message
+from aleator._fit import Fit
+from aleator._fit import fit as fit_model
 from aleator._random import as_key, split
 from aleator._typing import Array, Key, KeyLike
 from aleator.data import Standardiser
-from aleator.fit import Fit
-from aleator.fit import fit as fit_model
 from aleator.predictive import Predictive
 
 NUM_PATHS = 1000

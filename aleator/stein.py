@@ -15,10 +15,10 @@ import numpy as np
 from aleator import _tree, convergence
 from aleator._cache import cached
 from aleator._errors import MethodError, message
+from aleator._fit import Fit
 from aleator._random import as_key, seed_of
 from aleator._typing import Array, KeyLike
 from aleator.evidence._problem import layout_of, problem
-from aleator.fit import Fit
 from aleator.posterior import Draws
 
 MAX_DRAWS = 1000  # pairs grow with the square of the draws

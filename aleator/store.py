@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import os
 from pathlib import Path
@@ -23,7 +24,6 @@ from aleator._typing import Key, Tree
 from aleator._version import __version__
 from aleator.data import Data
 from aleator.linalg import DensePrecision
-from aleator.methods.exact import State as ExactState
 from aleator.posterior import Draws, LinearGaussian, Mixture, Point, Posterior, Sampled, Score
 
 SCHEMA = 1
@@ -92,11 +92,11 @@ def load(path: str | os.PathLike, network: Any = None, model: Any = None, templa
     network: the network, when it was your own (Equinox, NNX, function). model: the whole model, when more of it was your own code (a
     NumPyro program, your own basis). template: a parameter tree, for fits of a bare log density.
     """
-    from aleator.fit import Fit
+    from aleator._fit import Fit
 
     directory = Path(path)
     if (directory / AUTO_NAME).exists():
-        from aleator.auto import Auto
+        from aleator._auto import Auto
 
         return Auto.load(directory)
     if (directory / WITH_NAME).exists():
@@ -168,58 +168,38 @@ def identity(key: Key, model: Any, method: Any, data: Any, temperature: float) -
 # ---- objects ----------------------------------------------------------------------------------------------------------------------
 
 
+# Modules whose dataclasses may be written and built again, by their names there. The last two import classes that are no part of a saved fit.
+MODULES = (
+    *("networks", "features", "hyperpriors", "likelihoods", "priors", "model", "shallow", "methods", "linalg", "families", "posterior"),
+    *("latent", "latent.parts", "latent.posteriors", "gp", "gp.wide", "decide.ood", "decide.recalibration"),
+)
+
+
 @functools.cache
-def _registry() -> dict[str, type]:
-    """Every class that may be written and built again, by its name within the library."""
-    from aleator import (
-        families,
-        features,
-        gp,
-        hyperpriors,
-        latent,
-        likelihoods,
-        linalg,
-        methods,
-        model,
-        networks,
-        posterior,
-        priors,
-        shallow,
-    )
-    from aleator.decide import ood, recalibration
-
-    found = {}
-    for module in (
-        networks,
-        features,
-        hyperpriors,
-        likelihoods,
-        priors,
-        model,
-        shallow,
-        methods,
-        linalg,
-        families,
-        posterior,
-        latent,
-        latent.parts,
-        latent.posteriors,
-        gp,
-        gp.wide,
-        ood,
-        recalibration,
-    ):
-        owner = module.__name__ if module in (ood, recalibration) else "aleator."  # these import what is no part of a saved fit
-        for value in vars(module).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__.startswith(owner):
-                short = module.__name__.removeprefix("aleator.")
-                found.setdefault(f"{short}.{value.__name__}", value)
-    return found
+def _class(name: str) -> type | None:
+    """The class that a saved fit calls `name`, None where it may not be built; only its own module is imported."""
+    home, _, own = name.rpartition(".")
+    if home not in MODULES or not own.isidentifier() or own.startswith("_"):
+        return None
+    value = getattr(importlib.import_module(f"aleator.{home}"), own, None)
+    owner = f"aleator.{home}" if home.startswith("decide.") else "aleator."
+    known = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__name__ == own and value.__module__.startswith(owner)
+    return value if known else None
 
 
+def _known(name: str) -> type:
+    """The class called `name`, or a refusal."""
+    cls = _class(name)
+    if cls is None:
+        got, do = repr(name), "update aleator, or check where the file came from"
+        raise StoreError(message("The saved fit names an unknown class.", got, "a class of this version of aleator", do))
+    return cls
+
+
+@functools.cache
 def _name(cls: type) -> str | None:
     owned = cls.__module__.startswith("aleator.")
-    return next((name for name, known in _registry().items() if known is cls), None) if owned else None
+    return next((name for home in MODULES if _class(name := f"{home}.{cls.__name__}") is cls), None) if owned else None
 
 
 def to_spec(value: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
@@ -260,17 +240,7 @@ def from_spec(spec: Any, arrays: dict[str, np.ndarray], **more: Any) -> Any:
         return arrays[spec["array"]]
     if "user" in spec:
         return UserPart(spec["user"])
-    cls = _registry().get(spec["object"])
-    if cls is None:
-        raise StoreError(
-            message(
-                "The saved fit names an unknown class.",
-                repr(spec["object"]),
-                "a class of this version of aleator",
-                "update aleator, or check where the file came from",
-            )
-        )
-    return cls(**more, **{name: from_spec(item, arrays) for name, item in spec["fields"].items()})
+    return _known(spec["object"])(**more, **{name: from_spec(item, arrays) for name, item in spec["fields"].items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +292,7 @@ def _model(spec: Any, arrays: dict[str, np.ndarray], network: Any, model: Any, s
                 )
             )
         built = {name: given if name == "network" else from_spec(item, arrays) for name, item in fields.items()}
-        return _registry()[spec["object"]](**built)
+        return _known(spec["object"])(**built)
     if network is not None:
         raise StoreError(message("The saved network reloads by itself.", "network=…", "nothing", "call al.load(path)"))
     if any(isinstance(item, dict) and "user" in item for item in fields.values()):
@@ -379,7 +349,8 @@ def _posterior_to_spec(posterior: Posterior, arrays: dict[str, np.ndarray], path
 
 def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], template: Tree, path: str) -> Posterior:
     kind, evidence = spec["kind"], None if spec["log_evidence"] is None else Score(*spec["log_evidence"])
-    sampled = _registry().get(f"posterior.{kind}", _registry().get(f"latent.{kind}"))
+    # Most kinds are in `posterior`; asking for another imports `latent`.
+    sampled = _class(f"posterior.{kind}") or (None if "base" in spec else _class(f"latent.{kind}"))
     sampled = sampled if sampled is not None and issubclass(sampled, Sampled) else None
     if kind in ("Point", "Draws") or sampled is not None:
         if template is None:
@@ -409,12 +380,14 @@ def _posterior_from_spec(spec: dict[str, Any], arrays: dict[str, np.ndarray], te
     if "base" in spec:
         base = _posterior_from_spec(spec["base"], arrays, template, f"{path}/base")
         rest = {name: from_spec(item, arrays) for name, item in spec.items() if name not in ("kind", "log_evidence", "base")}
-        return _registry()[f"gp.{kind}"](base=base, log_evidence=evidence, **rest)
+        return _known(f"gp.{kind}")(base=base, log_evidence=evidence, **rest)
     if kind == "Mixture":
         parts = tuple(_posterior_from_spec(part, arrays, template, f"{path}/{i}") for i, part in enumerate(spec["components"]))
         return Mixture(parts, arrays.get(f"{path}/weights"), evidence)
     if kind == "LinearGaussian":
         get = lambda name: arrays.get(f"{path}/{name}")
+        from aleator.methods.exact import State as ExactState
+
         stats = ExactState(*(get(f"stats.{name}") for name in ExactState._fields))
         return LinearGaussian(get("mean"), DensePrecision(get("factor")), get("scale"), get("concentration"), get("rate"), stats, evidence)
     raise StoreError(message("The saved fit has an unknown posterior.", repr(kind), "a kind of this version", "update aleator"))

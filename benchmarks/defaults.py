@@ -55,7 +55,7 @@ def ours(name, train, test, cold, budget):
     import pandas as pd
 
     import aleator as al
-    from aleator.auto import in_set
+    from aleator._auto import in_set
 
     x, y, classes = table(name)
     frame = pd.DataFrame(x, columns=[f"c{j}" for j in range(x.shape[1])])
@@ -154,7 +154,7 @@ def peers(name, train, test):
     from sklearn.model_selection import cross_val_predict
     from sklearn.preprocessing import StandardScaler
 
-    from aleator.auto import in_set
+    from aleator._auto import in_set
 
     x, y, classes = table(name)
     scaler = StandardScaler().fit(x[train])

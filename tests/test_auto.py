@@ -1,4 +1,4 @@
-"""aleator/auto.py and _stacked.py: paired verdicts, sets of classes, interruption, comparing without keeping, the mixture as a whole."""
+"""aleator/_auto.py and _stacked.py: paired verdicts, sets of classes, interruption, comparing without keeping, the mixture as a whole."""
 
 import dataclasses
 import json
@@ -119,3 +119,17 @@ def test_the_mixture_of_classes_as_a_whole():
     entry, whole = found.entries[0], found.whole
     assert (whole.score, whole.second, whole.coverage) == pytest.approx((entry.score, entry.second, entry.coverage), rel=1e-5)
     assert whole.metric == "accuracy"
+
+
+def test_a_stack_saved_before_there_were_checksums_is_read(tmp_path):
+    made({"a": RNG.normal(size=9), "b": RNG.normal(size=9)}, {"a": 1.0, "b": 2.0}).save(tmp_path / "now")
+    document = Auto.read(tmp_path / "now")
+    assert set(document) == set(Auto.KEYS)
+    file = tmp_path / "now" / "auto.json"
+    file.write_text(json.dumps(document))
+    assert Auto.read(tmp_path / "now") == document
+    assert al.load(tmp_path / "now").weights == {"a": 1.0}
+    for stored in ({"sha256": "0" * 64}, {"sha255": "0" * 64}, {"sha256": None, "more": 1}):
+        file.write_text(json.dumps(stored | document))
+        with pytest.raises(StoreError, match="checksum"):
+            Auto.read(tmp_path / "now")

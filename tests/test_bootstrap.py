@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aleator as al
+from aleator._fit import _rows
 from aleator._random import as_key, split
 from aleator.data import Data
-from aleator.fit import _rows
 from aleator.methods.bootstrap import BayesianBootstrap
 from aleator.methods.hyper_ensemble import HyperEnsemble, Stretched, greedy
 from tests.conformance import cases

@@ -748,7 +748,7 @@ def test_value_of_a_label_in_closed_form():
 def test_stacking_weights_maximise_the_score():
     from scipy.optimize import minimize
 
-    from aleator.compare import pseudo_bma_weights, stacking_weights
+    from aleator._compare import pseudo_bma_weights, stacking_weights
 
     for n, m in ((50, 3), (300, 6), (20, 4)):
         terms = RNG.normal(size=(n, m)) - 2 * RNG.random(m)
@@ -802,7 +802,7 @@ def test_auto_stacks_within_its_budget(pool):
 
 def test_a_method_beyond_the_budget_is_left_out(pool):
     model, x, y = pool
-    module = importlib.import_module("aleator.auto")
+    module = importlib.import_module("aleator._auto")
     times = itertools.count(0, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(times)))

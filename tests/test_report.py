@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import aleator as al
 from aleator import cli, data, report
-from aleator.auto import Entry
+from aleator._auto import Entry
 from aleator.decide.calibration import Reliability
 from aleator.report import facts, held, html, relevance, sections, strange
 from aleator.report.document import Document, Picture, Points, Section, Table, Text, cell, number

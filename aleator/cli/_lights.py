@@ -118,7 +118,7 @@ def calibration(key: KeyLike, fit: Any, held: Held) -> Light:
 def covered(held: Held) -> np.ndarray:
     """How far each row is inside its 90 % interval or (randomised) set, (n,)."""
     if held.classes:
-        from aleator.auto import in_set
+        from aleator._auto import in_set
 
         return in_set(held.predictive.probs, held.predictive.encode(held.y))
     lower, upper = held.predictive.interval(LEVEL)

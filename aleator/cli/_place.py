@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aleator._errors import StoreError, message
-from aleator.store import AUTO_NAME, JSON_NAME
 
 CONFIG = "config.json"
 LOCK = "lock"
@@ -19,6 +18,8 @@ OURS = re.compile(r"fit\.json|auto\.json|config\.json|compare\.json|held-out\.sa
 
 def check_output(out: Path, force: bool, name: str = "fit") -> None:
     """Refuse an output directory before the work, and not after it."""
+    from aleator.store import AUTO_NAME, JSON_NAME  # here: the options of every verb are read with this module, and need no JAX
+
     if not out.resolve().name:
         raise StoreError(message("This directory cannot be replaced.", str(out), "a new directory", "choose another --out"))
     if not out.exists():
@@ -75,7 +76,7 @@ def _locked(file: object) -> bool:
 
 def clear(place: Path) -> None:
     """Remove what a finished run wrote to be resumed: nothing else."""
-    from aleator.auto import remove_checkpoint
+    from aleator._auto import remove_checkpoint
     from aleator.loop import CHECKPOINT
 
     (place / CHECKPOINT).unlink(missing_ok=True)

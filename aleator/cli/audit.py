@@ -29,7 +29,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")] = 0,
     to_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    from aleator.auto import seconds_of
+    from aleator._auto import seconds_of
     from aleator.cli import predict
     from aleator.cli._lights import audit, overall
 

@@ -52,7 +52,7 @@ def command(
 
     options = {name: value for name, value in locals().items() if name in SAVED}
     from aleator import defaults
-    from aleator.auto import auto, seconds_of
+    from aleator._auto import auto, seconds_of
     from aleator.cli import _place, _road
     from aleator.cli._watch import print_found, watching
 

@@ -90,7 +90,7 @@ def command(
 ) -> None:
     options = {name: value for name, value in locals().items() if name in SAVED}
     from aleator import defaults
-    from aleator.auto import seconds_of
+    from aleator._auto import seconds_of
     from aleator.cli import _place, _road, _scores
 
     chosen_settings = keys_and_values(settings)
@@ -173,7 +173,7 @@ def check_auto(settings: list[str]) -> None:
 
 def fit_several(screen: Any, key: Any, preprocessor: Any, x: Any, y: Any, methods: dict[str, Any], budget: str, **run: Any) -> Any:
     """Several methods within the budget, stacked; each is told of as it ends."""
-    from aleator.auto import auto, seconds_of
+    from aleator._auto import auto, seconds_of
     from aleator.cli._watch import watching
 
     with watching(screen, seconds_of(budget)) as (report, watch):

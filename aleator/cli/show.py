@@ -41,7 +41,7 @@ def command(
 
 def stack(directory: Path, to_json: bool) -> None:
     """Several fits with weights: what was tried, how it did and what counts."""
-    from aleator.auto import Auto
+    from aleator._auto import Auto
 
     document = Auto.read(directory)
     if to_json:

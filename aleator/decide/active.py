@@ -21,6 +21,7 @@ import numpy as np
 from aleator import _tree, criteria, store
 from aleator._errors import DataError, MethodError, StoreError, message
 from aleator._files import digest, write_atomic
+from aleator._fit import Fit, fit
 from aleator._random import as_key, seed_of, split
 from aleator._typing import Key, KeyLike, Tree
 from aleator.data import Data, check_arrays
@@ -39,7 +40,6 @@ from aleator.decide.acquisition import (
     variance_reduction,
     variation_ratio,
 )
-from aleator.fit import Fit, fit
 from aleator.model import BNN, LinearModel
 
 NUM_SAMPLES = 100  # functions drawn to judge the pool by

@@ -172,7 +172,7 @@ def jackknife_plus(
     key: KeyLike, model: Any, data: Any, method: Any, num_folds: int = 10, level: float = 0.9, normalised: bool = True, **options: Any
 ) -> JackknifePlus:
     """Fit `num_folds` times, each without one fold, and keep every row's residual under the fit that has not seen it."""
-    from aleator.fit import fit
+    from aleator._fit import fit
 
     between(level, "level")
     rows = as_data(data)

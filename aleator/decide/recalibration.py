@@ -474,7 +474,7 @@ class Warped(_Moved):
         uniform = np.asarray(jax.random.uniform(key, (num_samples, self.num_rows, 1)), float)
         wanted = np.clip(np.interp(uniform, self.shares, self.levels), 1e-12, 1 - 1e-12)
         blocks = np.array_split(wanted, max(1, num_samples // _outputs.BLOCK))
-        return np.concatenate([_quadrature.quantile(self.base, block) for block in blocks])
+        return np.concatenate([self.base._quantile(block) for block in blocks])
 
     def gaussian_components(self) -> None:
         return None

@@ -13,12 +13,12 @@ import numpy as np
 from aleator import _tree
 from aleator._cache import cached
 from aleator._errors import DataError, message
+from aleator._fit import Fit
 from aleator._random import as_key
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import check_arrays
 from aleator.evidence._problem import check_whole
 from aleator.explain._shared import LEVEL, table, tails
-from aleator.fit import Fit
 from aleator.model import BNN, LinearModel
 from aleator.posterior import at_once, row_bytes
 from aleator.programs import ProgramModel

@@ -14,6 +14,8 @@ import numpy as np
 from aleator import _functions, _tree, convergence
 from aleator._cache import cached
 from aleator._errors import DataError, HealthWarning, MethodError, ModelError, message
+from aleator._fit import Fit
+from aleator._fit import fit as fit_model
 from aleator._random import as_key, split
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.elicit._dials import log_density, scaled
@@ -21,8 +23,6 @@ from aleator.evidence._problem import check_whole
 from aleator.evidence.predictive import MIN_DRAWS, PARETO
 from aleator.explain._shared import stderr, table
 from aleator.explain.effects import _units
-from aleator.fit import Fit
-from aleator.fit import fit as fit_model
 from aleator.model import Supervised
 from aleator.posterior import Draws, Linearised, Point, at_once, row_bytes
 

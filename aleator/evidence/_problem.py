@@ -11,9 +11,9 @@ import numpy as np
 
 from aleator._cache import cached
 from aleator._errors import DataError, MethodError, message
+from aleator._fit import Fit, _bind
 from aleator._typing import Array, Tree
 from aleator.data import Batch, Data
-from aleator.fit import Fit, _bind
 from aleator.methods import _chains as chains
 from aleator.methods._moves import halves, has_reference
 from aleator.target import DensityTarget, Target

@@ -13,11 +13,11 @@ import numpy as np
 from aleator import _tree, convergence
 from aleator._cache import cached
 from aleator._errors import HealthWarning, MethodError, message
+from aleator._fit import Fit
 from aleator._random import as_key, split
 from aleator._typing import Array, KeyLike
 from aleator.data import Batch
 from aleator.evidence._problem import check_rows, check_whole, flat, layout_of, problem
-from aleator.fit import Fit
 from aleator.methods import Exact, ReversibleJump
 from aleator.methods import _chains as chains
 from aleator.methods._moves import Proposal, draw, frozen_moments, log_prob, proposal_of

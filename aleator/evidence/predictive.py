@@ -13,10 +13,10 @@ import numpy as np
 from aleator import _tree, convergence
 from aleator._cache import cached
 from aleator._errors import DataError, HealthWarning, MethodError, message
+from aleator._fit import Fit
 from aleator._random import as_key
 from aleator._typing import Key, KeyLike
 from aleator.evidence._problem import check_rows, check_whole, problem
-from aleator.fit import Fit
 from aleator.posterior import Draws, Passes, Point, Score, at_once, row_bytes
 
 MIN_DRAWS = 100

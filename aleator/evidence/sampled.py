@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aleator._fit import fit
 from aleator._typing import KeyLike
 from aleator.evidence._problem import problem
-from aleator.fit import fit
 from aleator.methods import SMC
 from aleator.methods.nested import Nested
 from aleator.posterior import Score

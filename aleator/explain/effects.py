@@ -13,10 +13,10 @@ import numpy as np
 from aleator import _functions
 from aleator._cache import cached
 from aleator._errors import DataError, message
+from aleator._fit import Fit
 from aleator._random import as_key
 from aleator._typing import Array, KeyLike
 from aleator.explain._shared import LEVEL, NUM_SAMPLES, named, stderr, table, tails
-from aleator.fit import Fit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ import numpy as np
 from aleator import _functions, _tree, sites
 from aleator._cache import cached
 from aleator._errors import ModelError, message
+from aleator._fit import Fit
 from aleator._random import as_key
 from aleator._typing import Array, KeyLike
 from aleator.explain._shared import LEVEL, NUM_SAMPLES, stderr, table, tails
-from aleator.fit import Fit
 from aleator.model import rows_of, signature
 
 NEEDED = 0.1  # a unit is needed when its contribution exceeds this share of the noise's standard deviation

@@ -12,12 +12,12 @@ import numpy as np
 
 from aleator import _functions, _tree
 from aleator._errors import DataError, MethodError, ModelError, message
+from aleator._fit import Fit
+from aleator._fit import fit as fit_model
 from aleator._random import as_key, split
 from aleator._typing import KeyLike
 from aleator.data import Data, as_data
 from aleator.explain._shared import named, table
-from aleator.fit import Fit
-from aleator.fit import fit as fit_model
 from aleator.methods import Exact
 from aleator.model import LinearModel
 from aleator.posterior import LinearGaussian

@@ -117,7 +117,7 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
         raise MethodError(
             message("Overfitting is judged by evidence.", type(posterior).__name__, "a fit of al.gp.GP by gp.Evidence", "fit it so")
         )
-    from aleator.fit import fit as fit_again  # lazily: one floor up
+    from aleator._fit import fit as fit_again  # lazily: one floor up
 
     number = len(posterior.y)
     key_rows, key_fit = jax.random.split(as_key(key))

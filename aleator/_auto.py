@@ -19,15 +19,15 @@ import jax
 import numpy as np
 
 from aleator import criteria, store
+from aleator._compare import stacking_weights
 from aleator._errors import AleatorError, DataError, HealthWarning, MethodError, StoreError, message
 from aleator._files import pack, unpack, write_atomic
+from aleator._fit import Fit, fit
 from aleator._random import as_key, split
 from aleator._stacked import LEVEL, Auto, Entry, in_set
 from aleator._typing import Key, KeyLike
-from aleator.compare import stacking_weights
 from aleator.data import Data, as_data, folds
 from aleator.decide.calibration import calibration_test
-from aleator.fit import Fit, fit
 from aleator.methods import MAP, NUTS, SWAG, Ensemble, Exact, Laplace, Method, Variational
 from aleator.model import LinearModel
 from aleator.predictive import PredictiveViews

@@ -367,8 +367,8 @@ def choose(
     by="elbo": the fit's own bound on the log evidence. by="validation": mean log predictive density of held-out rows, those given or a
     fraction `holdout`; the winner is then fitted again to all rows. options go to `al.fit`.
     """
+    from aleator._fit import fit
     from aleator.data import Data, as_data
-    from aleator.fit import fit
 
     if not candidates or by not in ("elbo", "validation"):
         raise AleatorError(
