@@ -80,11 +80,17 @@ class Fit:
         """A new Fit with more data, without the rows of before: for methods whose posterior keeps what it needs of them.
 
         Equal to fitting all rows at once for exact posteriors and processes, and for `al.Laplace("full")` of a linear model. Other Laplace fits
-        keep the second-order Taylor term of the old rows at their mode.
+        keep the second-order Taylor term of the old rows at their mode. A fit made from a table takes more rows of it (a DataFrame with the target), or (x, y)
+        as its model does; what was learned about columns and units stays as it was.
         """
+        record = {"table": self.manifest["table"]} if "table" in self.manifest else {}
+        found = self._updated(self._labelled(data))
+        return dataclasses.replace(found, preprocessor=self.preprocessor, manifest=found.manifest | record)
+
+    def _updated(self, data: Any) -> Fit:
         joined = getattr(self.posterior, "joined", None)
         if joined is not None:  # a posterior that keeps its rows: fitted again to all of them, from where it is
-            return _fit(as_key(0), self.model, joined(as_data(data)), self.method, init=self)
+            return _fit(as_key(0), self.model, joined(as_data(data)), self.method, init=self, temperature=self.manifest["temperature"])
         stats = getattr(self.posterior, "stats", None)
         if stats is None:
             raise MethodError(
@@ -160,6 +166,15 @@ class Fit:
                 message("x does not look like the data of the fit.", show(got), show(expected), "pass the same features in the same order")
             )
         return x
+
+    def _labelled(self, data: Any) -> Any:
+        """Rows with targets as the model takes them, of a table where the fit was made from one."""
+        if self.preprocessor is None or not hasattr(data, "columns"):
+            return data
+        x, notes = self.preprocessor.transform(data)
+        for note in notes:
+            warnings.warn(note, HealthWarning, stacklevel=4)
+        return x, self.preprocessor.encode_target(data)
 
     def _predictive(self, outputs: Any) -> Predictive:
         """Outputs in the units and labels of the table, when there was one."""

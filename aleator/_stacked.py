@@ -51,7 +51,7 @@ class Entry:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Auto:
     """Fits to all rows with stacking weights; `predict(key, x)` mixes them. entries: everything that was tried; stacked: held-out log score of the mixture
-    (value, standard error), optimistic by the few weights that were fitted to it; manifest: what is to be kept with it; held_out: log densities of the held-out
+    (value, standard error), each fold's rows mixed by weights fitted to the others; manifest: what is to be kept with it; held_out: log densities of the held-out
     rows by method, (rows,) each, rows in the same order; whole: the same as an Entry, with RMSE or accuracy and coverage of the mixture; print it for the table."""
 
     fits: dict[str, Fit]

@@ -1,6 +1,7 @@
 """aleator/_auto.py and _stacked.py: paired verdicts, sets of classes, interruption, comparing without keeping, the mixture as a whole."""
 
 import dataclasses
+import importlib
 import json
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 import aleator as al
 from aleator._errors import MethodError, StoreError
 from aleator._stacked import Auto, Entry, in_set
+from aleator.compare import stacking_weights
+
+auto_module = importlib.import_module("aleator.auto")  # al.auto is the function
 
 RNG = np.random.default_rng(5)
 
@@ -52,6 +56,31 @@ def test_sets_of_classes_hold_their_probability_exactly(level):
     chance = np.stack([in_set(probs, np.full(len(probs), k), level) for k in range(4)], axis=1)
     np.testing.assert_allclose(np.sum(probs * chance, axis=1), level, atol=1e-12)
     assert np.all((chance >= 0) & (chance <= 1))
+
+
+def test_the_stack_is_scored_on_rows_its_weights_have_not_seen():
+    """By hand, fold by fold; two methods that miss different rows are mixed."""
+    easy = np.tile([True, True, False, False], 10)
+    table = {"a": np.where(easy, -0.1, -3.0), "b": np.where(easy, -3.0, -0.1), "bad": np.full(40, -9.0)}
+    shares, mixed = auto_module._stacked(table, [15, 10, 15])
+    assert shares == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-6)
+    columns, expected = np.stack(list(table.values()), axis=1), []
+    for low, high in ((0, 15), (15, 25), (25, 40)):
+        weights = stacking_weights(np.delete(columns, slice(low, high), axis=0))
+        expected.append(np.log(np.exp(columns[low:high]) @ weights))
+    np.testing.assert_allclose(mixed, np.concatenate(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[20, 20, 20], [60]])
+def test_weights_that_only_fit_one_row_are_not_taken(sizes):
+    """`other` is worse everywhere but at one row that `best` misses: plain stacking would pay for it on every other row."""
+    best, other = -1 + 0.1 * RNG.normal(size=60), -2 + 0.1 * RNG.normal(size=60)
+    best[7], other[7] = -9.0, -2.0
+    plain = stacking_weights(np.stack([best, other], axis=1))
+    assert plain[1] > 0.001
+    shares, mixed = auto_module._stacked({"best": best, "other": other}, sizes)
+    assert shares == {"best": 1.0}
+    np.testing.assert_array_equal(mixed, best)
 
 
 @pytest.mark.reuses_keys

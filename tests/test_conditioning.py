@@ -36,6 +36,24 @@ def test_gaussian_is_the_block_of_the_precision(joint):
     np.testing.assert_array_equal(conditioning.gaussian(mean, covariance, [NAN] * 5)[1], covariance)
 
 
+def test_a_mixture_is_the_ratio_of_its_densities(joint):
+    """p(x_w | z) = p(x_w, z)/p(z), both mixtures of marginal Gaussians as scipy has them."""
+    mean, covariance, _ = joint
+    weights, means, covariances = np.array([0.2, 0.5, 0.3]), mean + 2 * np.eye(5)[:3], covariance * np.array([1.0, 2.0, 0.5])[:, None, None]
+    given, wanted, seen = np.array([NAN, 0.7, NAN, -1.0, NAN]), [2, 0], [1, 3]
+    density = lambda at, columns, w, m, c: sum(
+        share * stats.multivariate_normal.pdf(at, mu[columns], sigma[np.ix_(columns, columns)])
+        for share, mu, sigma in zip(w, m, c, strict=True)
+    )
+    found = conditioning.mixture(weights, means, covariances, given, wanted)
+    assert found[1].shape == (3, 2) and found[0].sum() == pytest.approx(1.0)
+    for x in np.random.default_rng(3).normal(size=(5, 2)):
+        both = density(np.r_[x, given[seen]], wanted + seen, weights, means, covariances)
+        expected = both / density(given[seen], seen, weights, means, covariances)
+        assert density(x, [0, 1], *found) == pytest.approx(expected, rel=1e-9)
+    assert conditioning.mixture([0.0, 1.0, 0.0], means, covariances, given)[0].tolist() == [0.0, 1.0, 0.0]
+
+
 def test_draws_of_a_gaussian_are_conditioned_exactly(joint):
     """Up to the draws, five standard errors: one failure in 10⁵ runs."""
     mean, covariance, draws = joint
@@ -92,6 +110,7 @@ def test_what_cannot_be_trusted_or_used_is_told(joint):
         (lambda: conditioning.gaussian(mean, covariance, [NAN] * 4), "cannot be conditioned on"),
         (lambda: conditioning.gaussian(mean, covariance[:3], [NAN] * 5), "no covariance"),
         (lambda: conditioning.gaussian(mean, covariance, [1.0] * 5), "nothing to ask for"),
+        (lambda: conditioning.mixture([0.5], [mean], [covariance], [NAN] * 5), "no mixture"),
         (lambda: conditioning.from_draws(draws, [1.0, NAN, NAN, NAN, NAN], [0]), "not given"),
         (lambda: conditioning.from_draws(np.ones((9, 2)), [3.0, NAN]), "No draw agrees"),
         (lambda: conditioning.reweighted(draws, lambda d: d), "cannot be used"),

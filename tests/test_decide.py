@@ -468,6 +468,69 @@ def test_variance_reduction_is_what_labelling_does():
     assert mean.shape == (4, 1)
 
 
+def exact_draws(covariance, num=40):
+    """Draws (num, d) whose sample covariance is the given one to rounding, and whose mean is zero."""
+    plain = RNG.normal(size=(num, len(covariance)))
+    basis, _ = np.linalg.qr(plain - plain.mean(axis=0))
+    return np.sqrt(num - 1) * basis @ np.linalg.cholesky(covariance).T
+
+
+@pytest.fixture(scope="module")
+def curve():
+    x = np.linspace(-1, 1, 8)
+    model = al.LinearModel(al.features.RBF(np.linspace(-2, 3, 12), width=0.5), al.Gaussian(0.3), al.Normal(1.0))
+    candidates = np.linspace(-2, 3, 9)
+    fit = al.fit(0, model, (x, np.sin(x)), al.Exact())
+    return fit, candidates, fit.joint(1, candidates)[1][:, 0, :, 0]
+
+
+def test_conditioned_draws_have_the_covariance_after_a_label(curve):
+    """The exact posterior of a linear model, updated with one and with two labels."""
+    fit, candidates, before = curve
+    draws, labelled = exact_draws(before), fit
+    for row in (8, 2):
+        draws = acquisition.conditioned(draws, row, 0.09)
+        labelled = labelled.update((candidates[row : row + 1], np.array([0.7])))
+        np.testing.assert_allclose(np.cov(draws.T), labelled.joint(1, candidates)[1][:, 0, :, 0], atol=1e-9)
+        np.testing.assert_allclose(draws.mean(axis=0), 0, atol=1e-12)
+
+
+def test_several_targets_are_labelled_together():
+    """Closed form: all targets of a row at once, by one 2 × 2 solve."""
+    root = RNG.normal(size=(6, 6))
+    covariance, noise = root @ root.T + np.eye(6), np.array([0.5, 2.0])
+    draws = acquisition.conditioned(exact_draws(covariance).reshape(-1, 3, 2), 1, noise)
+    cross = covariance[:, 2:4]
+    after = covariance - cross @ np.linalg.solve(covariance[2:4, 2:4] + np.diag(noise), cross.T)
+    np.testing.assert_allclose(np.cov(draws.reshape(-1, 6).T), after, atol=1e-9)
+    batch = acquisition.batch_gains(0, exact_draws(covariance).reshape(-1, 3, 2), np.tile(noise, (3, 1)), lambda f: f.var(axis=0).sum(axis=1), 3)
+    assert sorted(batch.rows) == [0, 1, 2]
+    with pytest.raises(MethodError, match="1 to 3 unlabelled"):
+        acquisition.batch_gains(0, np.ones((4, 3)), np.ones(3), lambda f: f.var(axis=0), 4)
+
+
+@pytest.mark.parametrize("name", ["variance", "variance_reduction", "epig"])
+def test_batches_of_numbers_are_the_greedy_ones_in_closed_form(curve, name, monkeypatch):
+    """Each row is the best given labels of those before it; neighbours that tell the same do not come together."""
+    fit, candidates, covariance = curve
+    monkeypatch.setattr(al.Fit, "functions", lambda *_: exact_draws(covariance))
+    batch = al.active.choose(3, fit, candidates, 4, name)
+    expected, values = [], []
+    for _ in range(4):
+        spread = np.diag(covariance)
+        scores = {
+            "variance": spread,
+            "variance_reduction": np.mean(covariance**2, axis=1) / (spread + 0.09),
+            "epig": np.mean(-0.5 * np.log1p(-(covariance**2) / np.outer(spread + 0.09, spread + 0.09)), axis=1),
+        }[name].copy()
+        scores[expected] = -np.inf
+        row = int(np.argmax(scores))
+        expected, values = [*expected, row], [*values, scores[row]]
+        covariance = covariance - np.outer(covariance[:, row], covariance[row]) / (spread[row] + 0.09)
+    assert batch.rows.tolist() == expected
+    np.testing.assert_allclose(batch.value, values, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", [*al.active.CLASSES])
 def test_every_acquisition_chooses_new_rows(two_classes, name):
     fit, x, _ = two_classes

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats as st
 
 import aleator as al
+from aleator.tables import Preprocessor
 
 RNG = np.random.default_rng(0)
 
@@ -111,6 +115,31 @@ def test_update_equals_fitting_all_at_once(noise: al.Gaussian, tmp_path) -> None
         assert abs(grown.log_evidence.value - whole.log_evidence.value) < 1e-9
         assert grown.manifest["data"]["num_data"] == 30
     assert some.manifest["data"]["num_data"] == 11
+
+
+def test_update_of_a_fit_made_from_a_table(tmp_path) -> None:
+    """It takes rows of the table, keeps columns and units as learned, and is the fit to all rows in those units."""
+    x, _, y = design(k=1)
+    frame = pd.DataFrame({"kind": np.where(x > 0, "a", "b"), "size": 3 * x + 1, "price": 100 + 20 * y[:, 0]})
+    preprocessor, z, t = Preprocessor.fit(frame[:20], "price", "regression")
+    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.4), al.Normal(1.0))
+    some = dataclasses.replace(al.fit(0, model, (z, t), al.Exact()), preprocessor=preprocessor)
+    some = dataclasses.replace(some, manifest=some.manifest | {"table": {"target": "price"}})
+    grown = some.update(frame[20:])
+    grown.save(tmp_path / "fit")
+    whole = al.fit(0, model, (preprocessor.transform(frame)[0], preprocessor.encode_target(frame)), al.Exact())
+    whole = dataclasses.replace(whole, preprocessor=preprocessor)
+    for one in (grown, al.load(tmp_path / "fit")):
+        assert one.preprocessor == preprocessor and one.manifest["table"] == {"target": "price"}
+        predicted, expected = one.predict(1, frame[:5]), whole.predict(1, frame[:5])
+        np.testing.assert_allclose(predicted.mean, expected.mean, rtol=1e-9)
+        np.testing.assert_allclose(predicted.variance, expected.variance, rtol=1e-9)
+    arrays = some.update((preprocessor.transform(frame[20:])[0], preprocessor.encode_target(frame[20:])))
+    np.testing.assert_array_equal(arrays.posterior.mean, grown.posterior.mean)
+    with pytest.warns(al.HealthWarning, match="unseen in training"):
+        some.update(frame[20:].assign(kind="c"))
+    with pytest.raises(al.DataError, match="lacks the target"):
+        some.update(frame[20:].drop(columns="price"))
 
 
 def test_weights_count_rows() -> None:

@@ -158,7 +158,7 @@ def learn(key: Any, fit: Any, directory: Path, data: Path | None, x: Any, known:
 
     several = hasattr(fit, "fits")
     fits = dict(fit.fits) if several else {"": fit}
-    exact = {name: hasattr(one.posterior, "stats") or hasattr(one.posterior, "joined") for name, one in fits.items()}
+    exact = {name: getattr(one.posterior, "stats", None) is not None or hasattr(one.posterior, "joined") for name, one in fits.items()}
     new = np.array(list(fresh)), encoded(fit.preprocessor, fresh.values())
     every = np.array(list(known)), encoded(fit.preprocessor, known.values())
     before = None if all(exact.values()) else training(fit.preprocessor, directory, data)

@@ -31,6 +31,7 @@ from aleator.decide.acquisition import (
     Batch,
     bald,
     batch_bald,
+    batch_gains,
     diverse,
     entropy,
     epig,
@@ -100,7 +101,7 @@ def choose(
     """`num` rows of the pool worth labelling, never one of `excluded`. Of a pool with more rows than max_rows that many are looked at, drawn at random.
 
     acquisition, classes: "batch_bald" (default), "bald", "entropy", "variation_ratio", "mean_std", "epig", "diverse", "random"; numbers: "variance" (default:
-    epistemic), "variance_reduction" (ALC), "epig", "random"; or a function (key, fit, x, num) → row numbers, given only rows that may be chosen.
+    epistemic), "variance_reduction" (ALC), "epig", "random", where every further row is judged as if those before it were labelled; or a function (key, fit, x, num) → row numbers, given only rows that may be chosen.
     """
     x = check_arrays(pool, "pool")
     rows = _tree.rows(x)
@@ -153,13 +154,8 @@ def _pick(name: str, key_draws: Key, key_pick: Key, fitted: Fit, x: Tree, rows: 
     targets = _generator(key_targets).choice(rows, min(TARGETS, rows), replace=False)
     if kind in ("label", "binary"):
         return top(key_top, epig(draws, draws[:, targets]), num)
-    each = [draws] if draws.ndim == 2 else list(np.moveaxis(draws, -1, 0))  # several target columns: their gains add up
-    if name == "variance":
-        return top(key_top, np.sum([np.var(one, axis=0) for one in each], axis=0), num)
-    noise = np.asarray(fitted.predict(key_noise, x, num_samples).aleatoric, float)[:rows].reshape(rows, -1).T
-    return top(
-        key_top, np.sum([_gain(name)(one, own, one[:, targets], own[targets]) for one, own in zip(each, noise, strict=True)], axis=0), num
-    )
+    noise = np.asarray(fitted.predict(key_noise, x, num_samples).aleatoric, float)[:rows].reshape(draws.shape[1:])
+    return batch_gains(key_top, draws, noise, _gain(name, noise, targets), num)
 
 
 def _generator(key: Key) -> np.random.Generator:
@@ -167,11 +163,16 @@ def _generator(key: Key) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(seed_of(key)))
 
 
-def _gain(name: str) -> Callable:
-    """(draws, noise, target draws, noise at targets) → (rows,)."""
-    if name == "epig":
-        return lambda draws, noise, wanted, target_noise: epig(draws, wanted, noise, target_noise)
-    return lambda draws, noise, wanted, _: variance_reduction(draws, noise, wanted)
+def _gain(name: str, noise: np.ndarray, targets: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Centred draws (S, rows) or (S, rows, k) → (rows,): several target columns' gains add up."""
+
+    def one(draws: np.ndarray, own: np.ndarray) -> np.ndarray:
+        if name == "variance":
+            return np.var(draws, axis=0, ddof=1)
+        wanted = draws[:, targets]
+        return epig(draws, wanted, own, own[targets]) if name == "epig" else variance_reduction(draws, own, wanted)
+
+    return lambda draws: np.sum([one(draws[..., c], noise[:, c]) for c in range(draws.shape[2])], axis=0) if draws.ndim == 3 else one(draws, noise)
 
 
 def loop(

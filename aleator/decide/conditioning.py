@@ -1,6 +1,6 @@
 """Conditioning a joint distribution on a part of it, p(X | Z) with Y marginalised (C10).
 
-A Gaussian is conditioned exactly. Draws are conditioned by weights: `reweighted` where p(z | draw) or a joint density is known (importance
+A Gaussian and a mixture of Gaussians are conditioned exactly. Draws are conditioned by weights: `reweighted` where p(z | draw) or a joint density is known (importance
 sampling), `from_draws` where there are draws of everything and nothing else (a kernel around z). Models with hidden variables have
 `al.latent.conditional`. Weights that rest on few draws warn.
 """
@@ -77,6 +77,35 @@ def gaussian(mean: Any, covariance: Any, given: Any, wanted: Any = None) -> tupl
     >>> gaussian([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]], [float("nan"), 2.0])
     (array([1.]), array([[0.75]]))
     """
+    centre, spread, _ = _conditioned(mean, covariance, given, wanted)
+    return centre, spread
+
+
+def mixture(weights: Any, means: Any, covariances: Any, given: Any, wanted: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights (K,), means (K, m) and covariances (K, m, m) of p(x_wanted | z) for a joint mixture Σ πₖ N(μₖ, Σₖ) of K Gaussians, itself one.
+
+    Each part is conditioned as `gaussian` does it, and the weights follow what is seen: πₖ·N(z; μₖ, Σₖ)/Σⱼ πⱼ·N(z; μⱼ, Σⱼ).
+
+    >>> two = np.eye(2)[None].repeat(2, axis=0)
+    >>> weights, means, _ = mixture([0.5, 0.5], [[-1.0, -1.0], [1.0, 1.0]], two, [float("nan"), 1.0])
+    >>> weights.round(4), means[:, 0]
+    (array([0.1192, 0.8808]), array([-1.,  1.]))
+    """
+    shares = np.asarray(weights, float)
+    if shares.shape != (len(means),) or len(covariances) != len(shares) or np.any(~(shares >= 0)) or not abs(shares.sum() - 1) < 1e-6:
+        got = f"{len(means)} means, {len(covariances)} covariances, weights {shares}"
+        raise DataError(
+            message("This is no mixture.", got, "one weight, mean and covariance a part, weights that sum to one", "check the joint")
+        )
+    parts = [_conditioned(mean, covariance, given, wanted) for mean, covariance in zip(means, covariances, strict=True)]
+    with np.errstate(divide="ignore"):
+        logs = np.log(shares) + np.array([part[2] for part in parts])
+    chances = np.exp(logs - logs.max())
+    return chances / chances.sum(), np.stack([part[0] for part in parts]), np.stack([part[1] for part in parts])
+
+
+def _conditioned(mean: Any, covariance: Any, given: Any, wanted: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Mean and covariance of what is wanted, and log N(z; μ_z, Σ_zz)."""
     from scipy.linalg import solve_triangular
 
     mean, covariance = np.asarray(mean, float), np.asarray(covariance, float)
@@ -86,12 +115,13 @@ def gaussian(mean: Any, covariance: Any, given: Any, wanted: Any = None) -> tupl
         )
     z, seen, wanted = _asked(given, len(mean), wanted)
     if not len(seen):
-        return mean[wanted], covariance[np.ix_(wanted, wanted)]
+        return mean[wanted], covariance[np.ix_(wanted, wanted)], 0.0
     factor, _ = cholesky(covariance[np.ix_(seen, seen)], "covariance of what is given")
     both = np.column_stack([z - mean[seen], covariance[np.ix_(seen, wanted)]])
     whitened = solve_triangular(factor, both, lower=True)
     shift, cross = whitened[:, 0], whitened[:, 1:]
-    return mean[wanted] + cross.T @ shift, covariance[np.ix_(wanted, wanted)] - cross.T @ cross
+    density = -0.5 * float(shift @ shift) - float(np.sum(np.log(np.diag(factor)))) - 0.5 * len(z) * float(np.log(2 * np.pi))
+    return mean[wanted] + cross.T @ shift, covariance[np.ix_(wanted, wanted)] - cross.T @ cross, density
 
 
 def reweighted(draws: Tree, log_density: Any, log_proposal: Any = 0.0) -> Conditional:
