@@ -12,6 +12,7 @@ import pytest
 import aleator as al
 from aleator import gp
 from aleator.gp import wide
+from aleator.gp._expectations import alone, pair
 
 X = np.random.default_rng(5).standard_normal((4, 3))
 
@@ -36,8 +37,8 @@ def test_expectations_of_a_relu_are_integrals() -> None:
     angle = (np.arange(100_000) + 0.5) * 2 * np.pi / 100_000
     for activation, leak in (("relu", 0.0), ("leaky_relu", 0.01)):
         with jax.enable_x64(True):
-            value, slope = wide.pair(activation, jnp.full(3, 1.3), jnp.full(3, 0.7), jnp.asarray(CROSS))
-            own = wide.alone(activation, jnp.asarray([1.3]))
+            value, slope = pair(activation, jnp.full(3, 1.3), jnp.full(3, 0.7), jnp.asarray(CROSS))
+            own = alone(activation, jnp.asarray([1.3]))
         phi, step = lambda t, leak=leak: np.where(t > 0, t, leak * t), lambda t, leak=leak: np.where(t > 0, 1.0, leak)
         for i, c in enumerate(CROSS / np.sqrt(0.91)):
             u, v = np.sqrt(1.3) * np.cos(angle), np.sqrt(0.7) * (c * np.cos(angle) + np.sqrt(1 - c**2) * np.sin(angle))
@@ -46,14 +47,14 @@ def test_expectations_of_a_relu_are_integrals() -> None:
         np.testing.assert_allclose(own, [[2 * np.mean(phi(u) ** 2)], [np.mean(step(u) ** 2)]], atol=4e-5)
 
 
-@pytest.mark.parametrize("activation", ["erf", "tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["erf", "tanh", "gelu", "logistic", "silu", "sin"])
 def test_expectations_of_smooth_activations_are_integrals(activation: str) -> None:
     nodes = np.linspace(-9, 9, 400)
     weights = np.exp(-0.5 * nodes**2) / np.exp(-0.5 * nodes**2).sum()
     phi = al.networks._network.activation(activation)
     with jax.enable_x64(True):
-        value, slope = wide.pair(activation, jnp.full(3, 1.3), jnp.full(3, 0.7), jnp.asarray(CROSS))
-        own = wide.alone(activation, jnp.asarray([1.3]))
+        value, slope = pair(activation, jnp.full(3, 1.3), jnp.full(3, 0.7), jnp.asarray(CROSS))
+        own = alone(activation, jnp.asarray([1.3]))
         both = jax.jit(lambda t: (phi(t), jax.jvp(phi, (t,), (jnp.ones_like(t),))[1]))
         for i, c in enumerate(CROSS / np.sqrt(0.91)):
             u = both(np.sqrt(1.3) * nodes)
@@ -62,6 +63,31 @@ def test_expectations_of_smooth_activations_are_integrals(activation: str) -> No
             np.testing.assert_allclose(slope[i], weights @ (u[1][:, None] * v[1]) @ weights, atol=1e-7)
         np.testing.assert_allclose(own[0][0], weights @ u[0] ** 2, atol=1e-7)
         np.testing.assert_allclose(own[1][0], weights @ u[1] ** 2, atol=1e-7)
+
+
+@pytest.mark.parametrize(("activation", "accuracy"), [("tanh", 1e-8), ("logistic", 1e-9), ("gelu", 2e-4)])
+def test_expectations_of_steep_activations(activation: str, accuracy: float) -> None:
+    """Standard deviations of 8 and 5, where a tanh is nearly a step, against 700 × 700 nodes; values relative to the largest. A matrix is symmetric to the last bit, its diagonal is the
+    variances, and none of its eigenvalues is negative."""
+    nodes = np.linspace(-9, 9, 700)
+    weights = np.exp(-0.5 * nodes**2) / np.exp(-0.5 * nodes**2).sum()
+    phi = al.networks._network.activation(activation)
+    cosines = np.array([-0.95, -0.3, 0.5, 0.9, 0.99])
+    with jax.enable_x64(True):
+        both = jax.jit(lambda t: (phi(t), jax.jvp(phi, (t,), (jnp.ones_like(t),))[1]))
+        ours = np.stack(jax.jit(functools.partial(pair, activation))(jnp.full(5, 64.0), jnp.full(5, 25.0), jnp.asarray(40 * cosines)))
+        for i, c in enumerate(cosines):
+            s, d = np.sqrt((1 + c) / 2) * nodes[:, None], np.sqrt((1 - c) / 2) * nodes
+            u, v = both(8 * (s + d)), both(5 * (s - d))
+            truth = [weights @ np.asarray(left * right) @ weights for left, right in zip(u, v, strict=True)]
+            top = [np.sqrt(weights @ (weights @ np.asarray(part) ** 2)) for part in (u[0], u[1])]
+            assert np.all(np.abs(ours[:, i] - truth) < accuracy * np.maximum(np.square(top), 1e-2)), (c, ours[:, i], truth)
+        x = 6 * np.concatenate([X, X + 0.01, -X])
+        kernel = wide.NTK(2, activation, 3.0, 0.1).bind(x)
+        matrix = np.asarray(jax.jit(kernel.__call__)({}, x, x))
+        np.testing.assert_allclose(np.diag(matrix), np.asarray(kernel.diag({}, x)), rtol=1e-9)
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-13)
+    assert np.linalg.eigvalsh(matrix).min() > -1e-12 * matrix.max()
 
 
 WIDTH, NETS = 1024, 24
@@ -85,7 +111,7 @@ def test_wide_networks_have_the_limits_covariance(depth: int, residual: bool, la
     kernel = wide.NNGP(depth, "tanh", 1.2, 0.3, residual, layer_norm).bind(X)
     with jax.enable_x64(True):
         limit = np.asarray(kernel({}, X, X))
-        np.testing.assert_allclose(np.asarray(kernel.diag({}, X)), np.diag(limit), rtol=1e-5)  # quadrature in one dimension and in two
+        np.testing.assert_allclose(np.asarray(kernel.diag({}, X)), np.diag(limit), rtol=1e-9)
     run = jax.jit(lambda keys: jax.lax.map(functools.partial(finite, depth=depth, residual=residual, layer_norm=layer_norm), keys))
     nets = np.asarray(run(jax.random.split(jax.random.key(1), NETS)))
     error = nets.std(0, ddof=1) / NETS**0.5
@@ -149,6 +175,32 @@ def test_empirical_tangent_kernel_is_a_product_of_jacobians() -> None:
     np.testing.assert_allclose(
         wide.empirical_ntk(network, params, x, x[:3]), jnp.einsum("nap,mbp->nmab", rows, rows[:3]), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("pooling", [False, True])
+def test_tangent_kernel_of_a_convolutional_network(pooling: bool) -> None:
+    """512 channels at their prior's draw; weights N(0, 1) times their scales, which the empirical kernel is given."""
+    images, channels = np.random.default_rng(1).standard_normal((3, 4, 4, 2)).astype(np.float32), 512
+
+    def apply(params: dict, x: jax.Array) -> jax.Array:
+        h = x
+        for name in ("a", "b"):
+            filters = 1.2 / (9 * h.shape[-1]) ** 0.5 * params[name]["w"]
+            h = jax.lax.conv_general_dilated(h, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            h = jnp.tanh(h + 0.3 * params[name]["b"])
+        h = h.mean((1, 2)) if pooling else h.reshape(len(x), -1)
+        return 1.2 / h.shape[1] ** 0.5 * h @ params["out"]["w"] + 0.3 * params["out"]["b"]
+
+    shapes = {"a": ((3, 3, 2, channels), (channels,)), "b": ((3, 3, channels, channels), (channels,))}
+    shapes |= {"out": (((1 if pooling else 16) * channels, 1), (1,))}
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    params = {name: {"w": jax.random.normal(next(keys), w), "b": jax.random.normal(next(keys), b)} for name, (w, b) in shapes.items()}
+    measured = wide.empirical_ntk((apply, params), params, images)
+    kernel = wide.ConvNTK(2, 3, "tanh", 1.2, 0.3, pooling).bind(images)
+    with jax.enable_x64(True):
+        limit = np.asarray(kernel({}, images.astype(float), images.astype(float)))
+        np.testing.assert_allclose(np.asarray(kernel.diag({}, jnp.asarray(images, float))), np.diag(limit), rtol=1e-7)
+    assert np.linalg.norm(measured - limit) < 0.05 * np.linalg.norm(limit)
 
 
 @pytest.mark.parametrize("pooling", [False, True])

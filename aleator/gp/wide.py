@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +23,8 @@ from aleator._errors import ModelError, message
 from aleator._random import as_key
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import check_arrays
+from aleator.gp._expectations import alone, pair
+from aleator.gp._expectations import arc_cosine as arc_cosine
 from aleator.gp._kernel import Kernel, Number, Table, check_columns, check_numbers
 from aleator.gp.means import Zero
 from aleator.gp.process import GP
@@ -35,108 +36,6 @@ from aleator.networks._network import activation as activation_of
 from aleator.networks._network import fan_in
 from aleator.posterior import BYTE_BUDGET
 from aleator.priors import Normal
-
-NODES, REACH = (
-    36,
-    6.5,
-)  # equally spaced nodes a dimension, and how many standard deviations they span, where an activation has no closed form
-LEAKS = {"relu": 0.0, "leaky_relu": 0.01}  # slopes below 0
-
-
-# ---- what a layer does to a covariance -----------------------------------------------------------------------------------------------
-
-
-def pair(activation: str, first: Array, second: Array, cross: Array, slopes: bool = True) -> tuple[Array, Any]:
-    """E[φ(u)φ(v)] and E[φ′(u)φ′(v)] for (u, v) ~ N(0, [[first, cross], [cross, second]]), elementwise over arrays that broadcast to `cross`."""
-    if activation == "identity":
-        return cross, jnp.ones_like(cross)
-    if activation == "erf":
-        a, b = 1.0 + 2.0 * first, 1.0 + 2.0 * second
-        inside = jnp.maximum(a * b - 4.0 * cross**2, 1e-300)
-        return 2.0 / math.pi * jnp.arcsin(jnp.clip(2.0 * cross / jnp.sqrt(a * b), -1.0, 1.0)), 4.0 / math.pi / jnp.sqrt(inside)
-    size = jnp.sqrt(first * second)
-    cosine = jnp.clip(cross / jnp.where(size > 0, size, 1.0), -1.0, 1.0)
-    if activation in LEAKS:  # φ(u) = leak·u + (1 − leak)·relu(u)
-        leak = LEAKS[activation]
-        mixed, rest = leak**2 + leak * (1 - leak), (1 - leak) ** 2
-        return mixed * cross + rest * size * arc_cosine(cosine), mixed + rest * half_angle(cosine)
-    return _quadrature(activation, first, second, cosine, slopes)
-
-
-def alone(activation: str, variance: Array) -> tuple[Array, Array]:
-    """E[φ(u)²] and E[φ′(u)²] for u ~ N(0, variance)."""
-    if activation == "identity":
-        return variance, jnp.ones_like(variance)
-    if activation in LEAKS:
-        half = 0.5 * (1 + LEAKS[activation] ** 2)
-        return half * variance, jnp.full_like(variance, half)
-    if activation == "erf":
-        a = 1.0 + 2.0 * variance
-        return 2.0 / math.pi * jnp.arcsin(2.0 * variance / a), 4.0 / math.pi / jnp.sqrt(1.0 + 4.0 * variance)
-    nodes, weights = (jnp.asarray(part, variance.dtype) for part in _rule(4 * NODES))
-    at = jnp.sqrt(variance)[..., None] * nodes
-    phi = activation_of(activation)
-    return phi(at) ** 2 @ weights, _slope(phi)(at) ** 2 @ weights
-
-
-@jax.custom_jvp
-def arc_cosine(cosine: Array) -> Array:
-    """E[relu(u)relu(v)] of unit normals with correlation cos θ: (sin θ + (π − θ)cos θ)/2π; ½ at 0°, .304499 at 60°, .159155 at 90° (Cho and Saul 2009)."""
-    return (jnp.sqrt((1.0 - cosine) * (1.0 + cosine)) + (math.pi - jnp.arccos(cosine)) * cosine) / (2.0 * math.pi)
-
-
-@arc_cosine.defjvp
-def _arc_cosine_jvp(primals: tuple, tangents: tuple) -> tuple:
-    return arc_cosine(*primals), half_angle(*primals) * tangents[0]
-
-
-@jax.custom_jvp
-def half_angle(cosine: Array) -> Array:
-    """P(u > 0, v > 0) = (π − θ)/2π. Its derivative is infinite at θ = 0, where nothing moves θ: it counts as 0 there."""
-    return (math.pi - jnp.arccos(cosine)) / (2.0 * math.pi)
-
-
-@half_angle.defjvp
-def _half_angle_jvp(primals: tuple, tangents: tuple) -> tuple:
-    sine = jnp.sqrt((1.0 - primals[0]) * (1.0 + primals[0]))
-    return half_angle(*primals), jnp.where(sine > 1e-7, tangents[0] / (2.0 * math.pi * jnp.maximum(sine, 1e-7)), 0.0)
-
-
-def _quadrature(activation: str, first: Array, second: Array, cosine: Array, slopes: bool) -> tuple[Array, Array | None]:
-    """Both expectations over a square of nodes without its corners, one node at a time: memory for a few matrices."""
-    phi = activation_of(activation)
-    slope = _slope(phi)
-    nodes, weights = _rule(NODES)
-    pairs = np.argwhere(np.multiply.outer(weights, weights) > 1e-12)
-    sine = jnp.sqrt(jnp.maximum((1.0 - cosine) * (1.0 + cosine), 1e-30))
-    left, right = jnp.sqrt(first), jnp.sqrt(second)
-
-    @jax.checkpoint
-    def body(sums: tuple, node: tuple) -> tuple:
-        a, b, weight = node
-        u, v = left * a, right * (cosine * a + sine * b)
-        more = sums[0] + weight * phi(u) * phi(v)
-        return (more, sums[1] + weight * slope(u) * slope(v) if slopes else sums[1]), None
-
-    zero = jnp.zeros(jnp.broadcast_shapes(first.shape, second.shape, cosine.shape), cosine.dtype)
-    listed = tuple(
-        jnp.asarray(part, cosine.dtype) for part in (nodes[pairs[:, 0]], nodes[pairs[:, 1]], weights[pairs[:, 0]] * weights[pairs[:, 1]])
-    )
-    (value, second_value), _ = jax.lax.scan(body, (zero, zero), listed)
-    return value, second_value
-
-
-def _rule(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Equally spaced nodes and weights for N(0, 1): for smooth functions the error falls exponentially with their number, and unlike that of
-    Gauss–Hermite does not grow with the poles that tanh and its kin have off the real line."""
-    nodes = np.linspace(-REACH, REACH, number)
-    weights = np.exp(-0.5 * nodes**2)
-    return nodes, weights / weights.sum()
-
-
-def _slope(phi: Callable) -> Callable:
-    return lambda at: jax.jvp(phi, (at,), (jnp.ones_like(at),))[1]
-
 
 # ---- dense networks ------------------------------------------------------------------------------------------------------------------
 
@@ -247,8 +146,8 @@ class NTK(Dense):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvNNGP(Kernel):
-    """A convolutional network with infinitely many channels: `depth` layers of window × window convolutions (zero padding), then a dense output over all places,
+class Convolutional(Kernel):
+    """What ConvNNGP and ConvNTK share: `depth` layers of window × window convolutions (zero padding) with infinitely many channels, then a dense output over all places,
     or over their mean with pooling=True. x (n, H, W, C). Without pooling only equal places of two images meet, (n, m, H, W) numbers; with it all pairs
     of places do, (n, m, HW, HW): for small images (Novak et al. 2019)."""
 
@@ -270,10 +169,13 @@ class ConvNNGP(Kernel):
 
     def bind(self, x: Tree) -> Kernel:
         if len(x.shape) != 4:
-            raise ModelError(message("ConvNNGP takes images.", f"x of shape {x.shape}", "(n, H, W, C)", "add a last axis for one channel"))
+            raise ModelError(
+                message(f"{type(self).__name__} takes images.", f"x of shape {x.shape}", "(n, H, W, C)", "add a last axis for one channel")
+            )
         return self
 
-    def __call__(self, params: Tree, x1: Tree, x2: Tree) -> Array:
+    def recursion(self, params: Tree, x1: Tree, x2: Tree, slopes: bool) -> tuple[Array, Array]:
+        """K and Θ (0 without `slopes`) of the outputs, (n, m)."""
         weight, bias = self.value(params, "weight") ** 2, self.value(params, "bias") ** 2
         a, b = (x.astype(jnp.result_type(float)) for x in (x1, x2))
         channels = a.shape[-1]
@@ -284,17 +186,24 @@ class ConvNNGP(Kernel):
             if self.pooling
             else (lambda q: q[:, None], lambda q: q[None])
         )
+        tangent: Any = jnp.zeros(())  # of what the layers so far put out, before the next mean over places
         for layer in range(self.depth + 1):
             if layer:
-                cross = pair(self.activation, lift[0](first), lift[1](second), cross, False)[0]
+                value, slope = pair(self.activation, lift[0](first), lift[1](second), cross, slopes)
                 first, second = (alone(self.activation, each)[0] for each in (first, second))
+                cross, tangent = value, slope * tangent if slopes else tangent
             if layer < self.depth:
+                mean = self._window(tangent) if slopes and layer else tangent
                 first, second, cross = (bias + weight * self._window(each) for each in (first, second, cross))
-        return bias + weight * jnp.mean(cross, axis=tuple(range(2, cross.ndim)))
+                tangent = cross + weight * mean if slopes else tangent
+        over = lambda value: jnp.mean(value, axis=tuple(range(2, value.ndim)))
+        output = bias + weight * over(cross)
+        return output, output + weight * over(tangent) if slopes else tangent
 
-    def diag(self, params: Tree, x: Tree) -> Array:
-        if self.pooling:
-            return jax.lax.map(lambda row: self(params, row[None], row[None])[0, 0], x)
+    def own(self, params: Tree, x: Tree, slopes: bool) -> Array:
+        """K(x, x), or Θ(x, x), (n,): one image at a time, where its places meet each other."""
+        if self.pooling or slopes:
+            return jax.lax.map(lambda row: self.recursion(params, row[None], row[None], slopes)[int(slopes)][0, 0], x)
         weight, bias = self.value(params, "weight") ** 2, self.value(params, "bias") ** 2
         value = jnp.sum(x.astype(jnp.result_type(float)) ** 2, axis=-1) / x.shape[-1]
         for layer in range(self.depth + 1):
@@ -313,6 +222,28 @@ class ConvNNGP(Kernel):
                     moved = _shift(moved, by, axis)
                 total = total + moved
         return total / self.window**2
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNNGP(Convolutional):
+    """The prior over functions of a convolutional network with infinitely many channels."""
+
+    def __call__(self, params: Tree, x1: Tree, x2: Tree) -> Array:
+        return self.recursion(params, x1, x2, False)[0]
+
+    def diag(self, params: Tree, x: Tree) -> Array:
+        return self.own(params, x, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNTK(Convolutional):
+    """The kernel of gradient descent on it, all layers trained (Arora et al. 2019)."""
+
+    def __call__(self, params: Tree, x1: Tree, x2: Tree) -> Array:
+        return self.recursion(params, x1, x2, True)[1]
+
+    def diag(self, params: Tree, x: Tree) -> Array:
+        return self.own(params, x, True)
 
 
 def _shift(value: Array, by: int, axis: int) -> Array:
