@@ -21,7 +21,7 @@ import numpy as np
 
 import aleator as al
 from aleator import datasets
-from aleator.auto import default_methods
+from aleator._auto import default_methods
 
 SETS = ("yacht", "boston", "energy", "wine_red", "kin8nm", "naval", "protein")
 

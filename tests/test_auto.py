@@ -10,7 +10,7 @@ import pytest
 import aleator as al
 from aleator._errors import MethodError, StoreError
 from aleator._stacked import Auto, Entry, in_set
-from aleator.compare import stacking_weights
+from aleator._compare import stacking_weights
 
 auto_module = importlib.import_module("aleator.auto")  # al.auto is the function
 
