@@ -7,7 +7,7 @@ budget: how rows are cut cannot change which functions were drawn.
 from aleator._outputs import Outputs as Outputs
 from aleator.posterior._pieces import BYTE_BUDGET as BYTE_BUDGET
 from aleator.posterior._pieces import at_once as at_once
-from aleator.posterior._pieces import by_rows as _by_rows  # noqa: F401 (gp and decide call it by this name)
+from aleator.posterior._pieces import by_rows as by_rows
 from aleator.posterior._pieces import check_joint, row_bytes
 from aleator.posterior._posterior import Posterior, Score
 from aleator.posterior._sampled import Sampled, sampled
@@ -17,6 +17,8 @@ from aleator.posterior.exact import LinearGaussian
 from aleator.posterior.gaussian import Gaussian, Transformed
 from aleator.posterior.linearised import Linearised, Taylor
 from aleator.posterior.rank_one import RankOne, effective
+
+_by_rows = by_rows  # as gp and decide call it
 
 __all__ = [
     "Draws",
