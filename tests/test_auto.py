@@ -12,7 +12,7 @@ from aleator._errors import MethodError, StoreError
 from aleator._stacked import Auto, Entry, in_set
 from aleator._compare import stacking_weights
 
-auto_module = importlib.import_module("aleator.auto")  # al.auto is the function
+auto_module = importlib.import_module("aleator._auto")  # al.auto is the function
 
 RNG = np.random.default_rng(5)
 

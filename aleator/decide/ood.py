@@ -212,7 +212,7 @@ def _at(fit: Any, members: Tree, x: Any, every: bool = False) -> list[tuple[np.n
     """For each member the inputs (rows, m) of the last linear map, or of every one."""
     x, evaluate = fit._inputs(x), _features(fit.model, every)
     each = [
-        posterior._by_rows(lambda rows: evaluate(_tree.take(members, number), rows), x, lambda n: n * posterior.row_bytes(fit.model, x))  # noqa: B023
+        posterior.by_rows(lambda rows: evaluate(_tree.take(members, number), rows), x, lambda n: n * posterior.row_bytes(fit.model, x))  # noqa: B023
         for number in range(_tree.rows(members))
     ]
     return [tuple(rows.astype(np.float64) for rows in layers) for layers in each]

@@ -29,7 +29,7 @@ from aleator.data import Data
 from aleator.gp import iterative
 from aleator.gp._factor import factor
 from aleator.linalg import cholesky
-from aleator.posterior import Draws, Point, Posterior, Score, _by_rows, check_joint
+from aleator.posterior import Draws, Point, Posterior, Score, by_rows, check_joint
 
 MAX_FACTORS = 100  # draws of hyper-parameters a prediction uses at most: each costs a factorisation
 
@@ -79,14 +79,14 @@ class Conditioned(Posterior):
                 solved = self.solved(model)
                 compute = _moments(model)
                 piece = lambda rows: compute(self.base.params, self.x, solved, rows)
-                mean, variance = _by_rows(piece, x, lambda rows: (24 if solved.lower.size else 48) * rows * len(self.y) * len(solved.lower))
+                mean, variance = by_rows(piece, x, lambda rows: (24 if solved.lower.size else 48) * rows * len(self.y) * len(solved.lower))
                 extra = jax.tree.map(np.asarray, model.extra(jax.tree.map(jnp.asarray, self.base.params)))
                 return Outputs(mean=mean, variance=np.maximum(variance, 0.0), extra=extra)
             key_params, key_f = jax.random.split(key)
             params, each = self._draws(key_params, num_samples)
             moments = _mixture(model)
             piece = lambda rows: moments(params, self.x, self.y, rows)
-            mean, variance = _by_rows(piece, x, lambda rows: 24 * rows * len(self.y), axis=1)
+            mean, variance = by_rows(piece, x, lambda rows: 24 * rows * len(self.y), axis=1)
             z = np.asarray(jax.random.normal(key_f, (len(mean), each, *mean.shape[1:])))
             draws = mean[:, None] + np.sqrt(np.maximum(variance, 0.0))[:, None] * z
             return _spread(model, params, draws)

@@ -34,7 +34,7 @@ from aleator.gp.means import Mean, Zero
 from aleator.gp.process import check_process
 from aleator.likelihoods import Gaussian, Likelihood
 from aleator.loop import Algorithm
-from aleator.posterior import Draws, Point, Posterior, Score, _by_rows, check_joint
+from aleator.posterior import Draws, Point, Posterior, Score, by_rows, check_joint
 
 MAX_CANDIDATES = 10_000  # rows among which inducing inputs are chosen
 
@@ -219,7 +219,7 @@ class Inducing(Posterior):
             params = self._stacked()
             compute = _sparse_moments(model)
             cost = lambda rows: 32 * rows * self.location.shape[2] * self.location.shape[1]
-            mean, variance = _by_rows(lambda rows: compute(params, self.location, self.spread, rows), x, cost, axis=1)
+            mean, variance = by_rows(lambda rows: compute(params, self.location, self.spread, rows), x, cost, axis=1)
             variance = np.maximum(variance, 0.0)
             extra = jax.tree.map(np.asarray, extras(model, params, len(self.location)))
             if len(mean) == 1 and self._normal(model):

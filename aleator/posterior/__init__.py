@@ -18,8 +18,6 @@ from aleator.posterior.gaussian import Gaussian, Transformed
 from aleator.posterior.linearised import Linearised, Taylor
 from aleator.posterior.rank_one import RankOne, effective
 
-_by_rows = by_rows  # as gp and decide call it
-
 __all__ = [
     "Draws",
     "Gaussian",
