@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import aleator as al
+from aleator._compare import stacking_weights
 from aleator._errors import MethodError, StoreError
 from aleator._stacked import Auto, Entry, in_set
-from aleator._compare import stacking_weights
 
 auto_module = importlib.import_module("aleator._auto")  # al.auto is the function
 
