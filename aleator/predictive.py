@@ -390,7 +390,9 @@ class Predictive(PredictiveViews):
 
     def _nodes(self) -> int:
         """How many quadrature nodes over f Gaussian outputs need here: 64, or more where p(y | f) is narrow against the spread of f."""
-        if not self.outputs.gaussian or _outputs.columns_of(self.likelihood) != 1 or _outputs.closed(self.likelihood, self.outputs):
+        if self._closed() or not self.outputs.gaussian or _outputs.columns_of(self.likelihood) != 1:
+            return _outputs.FEW_NODES
+        if _outputs.closed(self.likelihood, self.outputs):
             return _outputs.FEW_NODES
         with jax.enable_x64(True):
             ratio = float(_outputs.narrowness(self.likelihood, self.outputs))

@@ -147,6 +147,22 @@ def test_a_refusal_is_one_paragraph_on_stderr_without_traceback(tmp_path):
     assert "Traceback" not in errors
 
 
+def test_a_second_fit_of_the_same_shapes_compiles_nothing(monkeypatch, tmp_path):
+    """In a process of its own: every program it asks for is in the cache of the first, though rows and seed are others."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    kept = []
+    for seed in (0, 1):
+        table = pd.DataFrame(np.random.default_rng(seed).normal(size=(30, 3)), columns=["a", "b", "y"])
+        table.to_csv(tmp_path / "t.csv", index=False)
+        words = ["fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / f"fit{seed}", "--seed", seed, *FAST_MAP]
+        with process(*words) as started:
+            assert started.wait() == 0, started.stderr.read()
+        kept.append({path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith("-atime")})
+    assert len(kept[0]) > 5
+    assert kept[1] == kept[0]
+
+
 def test_the_cache_of_compiled_programs_goes_where_the_user_says(monkeypatch, tmp_path):
     import jax
 

@@ -85,6 +85,8 @@ def told(code: str) -> str:
 
 def test_importing_aleator_is_light() -> None:
     assert told("import sys, aleator; print([m for m in ('jax', 'numpy', 'scipy') if m in sys.modules])") == "[]"
+    code = "import sys, aleator.store, aleator._fit; print([m for m in ('aleator.gp', 'aleator.latent', 'aleator.methods.nuts') if m in sys.modules])"
+    assert told(code) == "[]"
     heavy = ("pandas", "sklearn", "arviz", "matplotlib", "numpyro", "blackjax", "equinox", "flax", "typer")
     code = f"import sys, aleator; [getattr(aleator, n) for n in aleator.__all__]; print([m for m in {heavy} if m in sys.modules])"
     assert told(code) == "[]"
