@@ -176,15 +176,14 @@ def _sentence(
             "the density jumps there, or its gradient is stopped or wrong; use a sampler without gradients (al.Slice), or mend it."
         )
         return said, False
+    stiff = health["ebfmi"] is not None and health["ebfmi"] < EBFMI
     if not health["rhat"] < limit:
         also = "" if limit == RHAT else f" in {health['judged']}"
         which = _worst(judged, names, limit)
-        return (
-            f"The chains do not agree{also}: R-hat {health['rhat']:.3f}{which} (1 is best, below {limit} is wanted): run longer, or start from a fit (init=).",
-            False,
-        )
-    if health["ebfmi"] is not None and health["ebfmi"] < EBFMI:
-        return f"E-BFMI {health['ebfmi']:.2f} is below {EBFMI}: heavy tails are not explored; reparameterise, or run longer.", False
+        advice = _funnel(health, positions, stats, names) if stiff else "run longer, or start from a fit (init=)."
+        return f"The chains do not agree{also}: R-hat {health['rhat']:.3f}{which} (1 is best, below {limit} is wanted): {advice}", False
+    if stiff:
+        return f"The energy is explored too slowly: {_funnel(health, positions, stats, names)}", False
     wanted = MIN_ESS * max(1, chains) / 4 if chains >= 4 else MIN_ESS / 4
     if not min(health["ess_bulk"], health["ess_tail"]) >= wanted:
         return (
@@ -262,6 +261,22 @@ def _where(positions: np.ndarray, flags: Any, names: list[str], watch: Any) -> s
         place = positions[flagged].mean(axis=0)
     worst = int(np.argmax(np.abs(place - everything.mean(axis=0)) / (everything.std(axis=0) + 1e-12)))
     return f"mostly about {names[worst]} = {place[worst]:.3g} (draws have {np.median(everything[:, worst]):.3g} ± {everything[:, worst].std():.2g})"
+
+
+def _funnel(health: dict[str, Any], positions: np.ndarray, stats: Any, names: list[str]) -> str:
+    """What a low E-BFMI says. A funnel shows itself by it in every run, by divergences only in those that come near its neck; the
+    coordinate that sets the scale of the others is the one that the energy follows."""
+    energy = np.asarray(stats.energy, np.float64)
+    apart = lambda values: values - values.mean(axis=1, keepdims=True)
+    off, moved = apart(energy)[..., None], apart(positions)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        follows = np.abs(np.sum(off * moved, axis=(0, 1))) / np.sqrt(np.sum(off**2) * np.sum(moved**2, axis=(0, 1)))
+    first = int(np.nanargmax(follows))
+    return (
+        f"E-BFMI {health['ebfmi']:.2f} is below {EBFMI}, the energy goes with {names[first]} (correlation {follows[first]:.2f}), "
+        f"{health['divergences']} of {health['draws']} transitions diverged: a funnel or a heavy tail that trajectories do not enter, or a run "
+        "far too short; use a non-centred form, a narrower prior, or a higher target_acceptance."
+    )
 
 
 def _worst(judged: np.ndarray, names: list[str], limit: float) -> str:
