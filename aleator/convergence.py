@@ -292,7 +292,9 @@ def _list(numbers: np.ndarray) -> str:
 
 
 def _split(draws: np.ndarray) -> np.ndarray:
-    """(chains, n, …) → (2·chains, n//2, …)."""
+    """(chains, n, …) → (2·chains, n//2, …). Chains of fewer than four draws, as many short ones have, stay whole."""
+    if draws.shape[1] < 4:
+        return draws
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
 
@@ -308,9 +310,11 @@ def _normal_scores(draws: np.ndarray) -> np.ndarray:
 
 
 def _split_rhat(draws: np.ndarray) -> np.ndarray:
-    """√(((n−1)/n·W + B/n)/W) over split chains; NaN where nothing moves, ∞ where only chains differ."""
+    """√(((n−1)/n·W + B/n)/W) over split chains; NaN where nothing moves or one draw is all there is, ∞ where only chains differ."""
     halves = _split(draws)
     n = halves.shape[1]
+    if n < 2 or len(halves) < 2:
+        return np.full(draws.shape[2:], np.nan)
     within = halves.var(axis=1, ddof=1).mean(axis=0)
     between = halves.mean(axis=1).var(axis=0, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -31,6 +31,14 @@ def test_effective_draws_of_an_autoregression(phi: float) -> None:
     np.testing.assert_allclose(convergence.ess(draws), 16_000 * (1 - phi) / (1 + phi), rtol=0.15)
 
 
+def test_many_chains_of_few_draws() -> None:
+    """Too short to be split, so judged whole, without a warning of NumPy's: independent draws agree, chains apart do not."""
+    draws = np.random.default_rng(0).normal(size=(64, 3, 5))
+    assert np.all(convergence.rhat(draws) < 1.2)
+    assert np.all(convergence.rhat(draws + 3.0 * np.arange(64)[:, None, None]) > 2.0)
+    assert np.all(np.isnan(convergence.rhat(draws[:, :1]))) and np.all(np.isnan(convergence.rhat(draws[:1, :3])))
+
+
 @pytest.mark.parametrize("name", ["rhat", "ess_bulk", "ess_tail", "mcse"])
 def test_agrees_with_arviz(name: str) -> None:
     import arviz
