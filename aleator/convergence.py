@@ -176,15 +176,14 @@ def _sentence(
             "the density jumps there, or its gradient is stopped or wrong; use a sampler without gradients (al.Slice), or mend it."
         )
         return said, False
+    stiff = health["ebfmi"] is not None and health["ebfmi"] < EBFMI
     if not health["rhat"] < limit:
         also = "" if limit == RHAT else f" in {health['judged']}"
         which = _worst(judged, names, limit)
-        return (
-            f"The chains do not agree{also}: R-hat {health['rhat']:.3f}{which} (1 is best, below {limit} is wanted): run longer, or start from a fit (init=).",
-            False,
-        )
-    if health["ebfmi"] is not None and health["ebfmi"] < EBFMI:
-        return f"E-BFMI {health['ebfmi']:.2f} is below {EBFMI}: heavy tails are not explored; reparameterise, or run longer.", False
+        advice = _funnel(health, positions, stats, names) if stiff else "run longer, or start from a fit (init=)."
+        return f"The chains do not agree{also}: R-hat {health['rhat']:.3f}{which} (1 is best, below {limit} is wanted): {advice}", False
+    if stiff:
+        return f"The energy is explored too slowly: {_funnel(health, positions, stats, names)}", False
     wanted = MIN_ESS * max(1, chains) / 4 if chains >= 4 else MIN_ESS / 4
     if not min(health["ess_bulk"], health["ess_tail"]) >= wanted:
         return (
@@ -264,6 +263,22 @@ def _where(positions: np.ndarray, flags: Any, names: list[str], watch: Any) -> s
     return f"mostly about {names[worst]} = {place[worst]:.3g} (draws have {np.median(everything[:, worst]):.3g} ± {everything[:, worst].std():.2g})"
 
 
+def _funnel(health: dict[str, Any], positions: np.ndarray, stats: Any, names: list[str]) -> str:
+    """What a low E-BFMI says. A funnel shows itself by it in every run, by divergences only in those that come near its neck; the
+    coordinate that sets the scale of the others is the one that the energy follows."""
+    energy = np.asarray(stats.energy, np.float64)
+    apart = lambda values: values - values.mean(axis=1, keepdims=True)
+    off, moved = apart(energy)[..., None], apart(positions)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        follows = np.abs(np.sum(off * moved, axis=(0, 1))) / np.sqrt(np.sum(off**2) * np.sum(moved**2, axis=(0, 1)))
+    first = int(np.nanargmax(follows))
+    return (
+        f"E-BFMI {health['ebfmi']:.2f} is below {EBFMI}, the energy goes with {names[first]} (correlation {follows[first]:.2f}), "
+        f"{health['divergences']} of {health['draws']} transitions diverged: a funnel or a heavy tail that trajectories do not enter, or a run "
+        "far too short; use a non-centred form, a narrower prior, or a higher target_acceptance."
+    )
+
+
 def _worst(judged: np.ndarray, names: list[str], limit: float) -> str:
     values = rhat(judged)
     worst = int(np.nanargmax(values)) if np.any(np.isfinite(values)) else 0
@@ -277,7 +292,9 @@ def _list(numbers: np.ndarray) -> str:
 
 
 def _split(draws: np.ndarray) -> np.ndarray:
-    """(chains, n, …) → (2·chains, n//2, …)."""
+    """(chains, n, …) → (2·chains, n//2, …). Chains of fewer than four draws, as many short ones have, stay whole."""
+    if draws.shape[1] < 4:
+        return draws
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
 
@@ -293,9 +310,11 @@ def _normal_scores(draws: np.ndarray) -> np.ndarray:
 
 
 def _split_rhat(draws: np.ndarray) -> np.ndarray:
-    """√(((n−1)/n·W + B/n)/W) over split chains; NaN where nothing moves, ∞ where only chains differ."""
+    """√(((n−1)/n·W + B/n)/W) over split chains; NaN where nothing moves or one draw is all there is, ∞ where only chains differ."""
     halves = _split(draws)
     n = halves.shape[1]
+    if n < 2 or len(halves) < 2:
+        return np.full(draws.shape[2:], np.nan)
     within = halves.var(axis=1, ddof=1).mean(axis=0)
     between = halves.mean(axis=1).var(axis=0, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):

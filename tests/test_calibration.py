@@ -13,6 +13,7 @@ SETS = 60
 SAMPLERS = {
     "hmc": al.HMC(num_samples=99, num_warmup=300, num_chains=1, thin=4),
     "nuts": al.NUTS(num_samples=99, num_warmup=300, num_chains=1, thin=3, max_depth=8),
+    "chees": al.ChEES(num_samples=3, num_warmup=200, num_chains=33, thin=20),
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,6 +29,14 @@ def test_effective_draws_of_an_autoregression(phi: float) -> None:
     """n(1 − φ)/(1 + φ) for the mean; its estimate is good to some 5 % at these lengths."""
     draws = autoregressive(phi)
     np.testing.assert_allclose(convergence.ess(draws), 16_000 * (1 - phi) / (1 + phi), rtol=0.15)
+
+
+def test_many_chains_of_few_draws() -> None:
+    """Too short to be split, so judged whole, without a warning of NumPy's: independent draws agree, chains apart do not."""
+    draws = np.random.default_rng(0).normal(size=(64, 3, 5))
+    assert np.all(convergence.rhat(draws) < 1.2)
+    assert np.all(convergence.rhat(draws + 3.0 * np.arange(64)[:, None, None]) > 2.0)
+    assert np.all(np.isnan(convergence.rhat(draws[:, :1]))) and np.all(np.isnan(convergence.rhat(draws[:1, :3])))
 
 
 @pytest.mark.parametrize("name", ["rhat", "ess_bulk", "ess_tail", "mcse"])
@@ -99,10 +109,28 @@ def test_a_density_that_jumps_is_named() -> None:
     assert "gradient does not belong" in fit.status and "[0]" in fit.status
 
 
-def test_the_centred_funnel_diverges_and_the_other_does_not() -> None:
-    centred = lambda q: -0.5 * (q[0] / 3.0) ** 2 - 0.5 * jnp.sum(q[1:] ** 2) * jnp.exp(-q[0]) - 0.5 * 9 * q[0]
-    fit = run(centred, np.zeros(10), al.NUTS(num_samples=1000, num_warmup=500, num_chains=2, target_acceptance=0.6))
-    assert "diverged" in fit.status and "non-centred" in fit.status
+def centred_funnel(q: jax.Array) -> jax.Array:
+    return -0.5 * (q[0] / 3.0) ** 2 - 0.5 * jnp.sum(q[1:] ** 2) * jnp.exp(-q[0]) - 0.5 * 9 * q[0]
+
+
+def test_the_centred_funnel_is_named_at_every_seed() -> None:
+    """Divergences alone miss it at one seed in eight, where no chain comes near the neck; the energy does not."""
+    target = al.target_from_log_density(centred_funnel, np.zeros(10))
+    for seed in range(10):
+        with pytest.warns(al.HealthWarning, match="transitions diverged") as caught:
+            al.fit(seed, target, None, al.NUTS(num_samples=400, num_warmup=300, num_chains=2), progress=False)
+        assert "non-centred" in str(caught[0].message)
+
+
+def test_the_energy_names_the_scale_of_a_funnel() -> None:
+    """Energy that follows coordinate 1 and hardly changes from draw to draw, with all chains on their own level."""
+    rng = np.random.default_rng(0)
+    slow = np.cumsum(rng.normal(size=(4, 2_000)), axis=1)
+    slow = slow - slow.mean(axis=1, keepdims=True)
+    positions = np.stack([rng.normal(size=slow.shape), slow, rng.normal(size=slow.shape)], axis=-1)
+    health = {"ebfmi": float(convergence.ebfmi(slow).min()), "divergences": 0, "draws": slow.size}
+    said = convergence._funnel(health, positions, SimpleNamespace(energy=2.0 * slow), ["a", "b", "c"])
+    assert "goes with b (correlation 1.00)" in said and "0 of 8000 transitions diverged" in said
 
 
 def test_a_frozen_chain_is_named() -> None:
