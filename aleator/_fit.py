@@ -80,8 +80,9 @@ class Fit:
         """A new Fit with more data, without the rows of before: for methods whose posterior keeps what it needs of them.
 
         Equal to fitting all rows at once for exact posteriors and processes, and for `al.Laplace("full")` of a linear model. Other Laplace fits
-        keep the second-order Taylor term of the old rows at their mode. A fit made from a table takes more rows of it (a DataFrame with the target), or (x, y)
-        as its model does; what was learned about columns and units stays as it was.
+        keep the second-order Taylor term of the old rows at their mode. Sparse processes keep their hyper-parameters and inducing inputs: given these exact for
+        Gaussian noise; for other likelihoods their Gaussian so far is the prior of the new rows. A fit made from a table takes more rows of it (a DataFrame with
+        the target), or (x, y) as its model does; what was learned about columns and units stays as it was.
         """
         record = {"table": self.manifest["table"]} if "table" in self.manifest else {}
         found = self._updated(self._labelled(data))
@@ -91,20 +92,28 @@ class Fit:
         joined = getattr(self.posterior, "joined", None)
         if joined is not None:  # a posterior that keeps its rows: fitted again to all of them, from where it is
             return _fit(as_key(0), self.model, joined(as_data(data)), self.method, init=self, temperature=self.manifest["temperature"])
+        absorbed = getattr(self.posterior, "absorbed", None)
+        if absorbed is not None:  # a posterior that is the prior of rows to come
+            more = _encode(as_data(data), self.model, fitting=False)
+            self._inputs(more.x)
+            posterior, status, healthy = absorbed(self.model, more)
+            if not healthy:
+                warnings.warn(status, HealthWarning, stacklevel=2)
+            known = self.manifest["data"] | {"num_data": self.manifest["data"]["num_data"] + more.num_data}
+            return dataclasses.replace(self, posterior=posterior, status=status, manifest=self.manifest | {"data": known})
         stats = getattr(self.posterior, "stats", None)
         if stats is None:
             raise MethodError(
                 message(
                     f"{type(self.method).__name__} cannot be updated.",
                     "no sufficient statistics",
-                    "a fit by al.Exact, or by al.Laplace with Gauss–Newton curvature",
+                    "a fit by al.Exact, of a process, or by al.Laplace with Gauss–Newton curvature",
                     "fit all the data again, with init=fit",
                 )
             )
         before = self.manifest["data"]["num_data"]
-        key = jax.random.wrap_key_data(np.asarray(self.manifest["key"], np.uint32), impl=self.manifest["key_impl"])
         return _fit(
-            jax.random.fold_in(key, before),
+            _again(self.manifest, before),
             self.model,
             data,
             self.method,
@@ -234,6 +243,7 @@ def _fit(
     options: loop.Options | None = None,
     stats: Any = None,
     before: int = 0,
+    look: bool = True,
 ) -> Fit:
     options = loop.Options() if options is None else options
     if not isinstance(method, Method):
@@ -287,12 +297,23 @@ def _fit(
     posterior = finish(result)
     with _precision(algorithm):
         status, healthy, health = diagnostics.verdict(method, algorithm, result, num_data + before)
+    manifest |= {"health": health} if health else {}
+    manifest |= {"steps": result.steps, "stopped_early": result.stopped_early, "plan": result.plan}
+    done = Fit(_public(model), method, posterior, result.traces, status, manifest)
+    second_look = getattr(posterior, "second_look", None) if look else None
+    if second_look is not None:
+        doubt, trusted = second_look(_again(manifest, 0), done)
+        status, healthy = status if doubt is None else f"{status} {doubt}", healthy and trusted
     if not healthy:
         warnings.warn(status, HealthWarning, stacklevel=3)
     seconds = (datetime.datetime.now(datetime.UTC) - began).total_seconds()
-    manifest |= {"health": health} if health else {}
-    manifest |= {"seconds": seconds, "steps": result.steps, "stopped_early": result.stopped_early, "plan": result.plan}
-    return Fit(_public(model), method, posterior, result.traces, status, manifest)
+    return dataclasses.replace(done, status=status, manifest=manifest | {"seconds": seconds})
+
+
+def _again(manifest: dict[str, Any], number: int) -> Key:
+    """A new key from that of a fit."""
+    key = jax.random.wrap_key_data(np.asarray(manifest["key"], np.uint32), impl=manifest["key_impl"])
+    return jax.random.fold_in(key, number)
 
 
 def _conditioned(model: Any, posterior: Posterior, data: Any) -> Posterior:

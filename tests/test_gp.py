@@ -210,6 +210,19 @@ def test_more_rows(fitted: al.Fit) -> None:
     assert updated.log_evidence.value > evidence  # the best for all rows is better there than the best for some
 
 
+def test_draws_as_functions(fitted: al.Fit) -> None:
+    """Matheron's rule: the posterior mean within 5 standard errors, its covariance but for the features' error; one function, whatever the rows it is asked at."""
+    mean, covariance = fitted.joint(0, NEW)
+    mean, covariance, size = mean[:, 0], covariance[:, 0, :, 0], 4000
+    drawn = gp.paths(0, fitted, size, 4000)
+    values = drawn(NEW)[..., 0]
+    assert np.all(np.abs(values.mean(0) - mean) < 5 * np.sqrt(np.diag(covariance) / size) + 1e-3)
+    assert np.abs(np.cov(values.T) - covariance).max() < 0.1 * covariance.max()
+    np.testing.assert_allclose(np.concatenate([drawn(NEW[:2]), drawn(NEW[2:])], axis=1)[..., 0], values, rtol=1e-9, atol=1e-9)
+    with pytest.raises(al.ModelError, match="random features"):
+        gp.paths(0, dataclasses.replace(fitted, model=dataclasses.replace(fitted.model, kernel=gp.Linear())))
+
+
 def test_draws_of_functions_have_the_joint_covariance(fitted: al.Fit) -> None:
     mean, covariance = fitted.joint(0, NEW)
     mean, covariance = mean[:, 0], covariance[:, 0, :, 0]

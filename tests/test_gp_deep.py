@@ -12,6 +12,7 @@ import pytest
 
 import aleator as al
 from aleator import gp
+from aleator.gp.weighted import weighted_terms
 
 RNG = np.random.default_rng(2)
 X = np.sort(RNG.uniform(-1, 1, (40, 1)), axis=0)
@@ -73,6 +74,99 @@ def test_two_layers_are_a_nested_integral() -> None:
             assert np.all(np.abs(draws.var(0) - variance) < 5 * np.sqrt((fourth - variance**2) / size)), name
     layers = posterior.layers(jax.random.key(8), model, at, 5)
     assert [layer.shape for layer in layers] == [(5, 3, 1), (5, 3, 1)]
+
+
+ROWS = al.Data(np.array([[0.5], [-1.2]]), np.array([[0.4], [1.5]]), None).batch()
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def linear(two_layers: bool) -> tuple[gp.DeepGP, dict]:
+    """f = a·x + b·w, inducing inputs at the unit vectors, so that whitened values are (a, b) themselves; then c·f; noise 0.6."""
+    layer = lambda places: gp.SparseGP(gp.Linear(1.0), len(places), gp.Zero(), al.Gaussian(1.0), False, places, 1)
+    layers = (layer(np.eye(2)), layer(np.ones((1, 1)))) if two_layers else (layer(np.eye(2)),)
+    layers = tuple(part.bind(np.asarray(part.inducing), np.zeros((len(part.inducing), 1))) for part in layers)
+    model = gp.DeepGP(gp.Linear(1.0), (1,) if two_layers else (), 2, al.Gaussian(0.6), layers, num_latent=1)
+    model = model.bind(np.asarray(ROWS.x), np.asarray(ROWS.y))
+    params = jax.tree.map(jnp.asarray, model.start(jax.random.key(0)))
+    params["layers"]["0"] |= {"location": jnp.array([[0.8, -1.1]]), "spread": jnp.array([[[0.3, 0.0], [0.2, 0.7]]])}
+    if two_layers:
+        params["layers"]["1"] |= {"location": jnp.array([[0.9]]), "spread": jnp.array([[[0.2]]])}
+    params["latent"] = {"location": jnp.array([[0.3], [-0.5]]), "log_scale": jnp.array([[-0.4], [0.2]]), "weight": jnp.zeros((1, 1))}
+    return model, params
+
+
+def quadrature(params: dict, two_layers: bool, number: int) -> np.ndarray:
+    """The bound's terms by the definition: over a, b where they are drawn, and over `number` ≤ 2 draws of w."""
+    location, spread = (np.asarray(params["layers"]["0"][name])[0] for name in ("location", "spread"))
+    normals = np.stack(np.meshgrid(*[NODES] * 2, indexing="ij"), axis=-1).reshape(-1, 2) if two_layers else np.zeros((1, 2))
+    outer = np.outer(WEIGHTS, WEIGHTS).ravel() if two_layers else np.ones(1)
+    slopes = location + normals @ spread.T
+    terms = []
+    for i in range(2):
+        x, y = float(ROWS.x[i, 0]), float(ROWS.y[i, 0])
+        middle, scale = float(params["latent"]["location"][i, 0]), float(np.exp(params["latent"]["log_scale"][i, 0]))
+        w = middle + scale * NODES
+        f = slopes[:, :1] * x + slopes[:, 1:] * w
+        at = np.stack([np.full_like(w, x), w], axis=1)
+        mean, variance = (0.9 * f, 0.04 * f**2) if two_layers else (f, np.sum((at @ spread) ** 2, axis=1))
+        log = -0.5 * ((y - mean) ** 2 + variance) / 0.36 - np.log(0.6) - 0.5 * np.log(2 * np.pi)
+        log = log + 0.5 * NODES**2 - 0.5 * w**2 + np.log(scale)
+        if number == 1:
+            terms.append(outer @ (log @ WEIGHTS))
+        else:
+            both = np.logaddexp(log[:, :, None], log[:, None, :]) - np.log(2)
+            terms.append(outer @ np.einsum("fij,i,j->f", both, WEIGHTS, WEIGHTS))
+    return np.array(terms)
+
+
+@pytest.mark.parametrize("two_layers", [False, True])
+def test_the_importance_weighted_bound_is_its_integral(two_layers: bool) -> None:
+    """20,000 draws against quadrature, within 5 standard errors: one and two draws of w, which must share one function; two are better than one."""
+    size = 20_000
+    with jax.enable_x64(True):
+        model, params = linear(two_layers)
+        for number in (1, 2):
+            each = jax.jit(lambda key, number=number: model.bound_terms(key, params, ROWS, 1, number)[0])
+            draws = np.asarray(jax.lax.map(each, jax.random.split(jax.random.key(number), size), batch_size=1000))
+            truth = quadrature(params, two_layers, number)
+            assert np.all(np.abs(draws.mean(0) - truth) < 5 * draws.std(0) / size**0.5), (number, draws.mean(0), truth)
+    assert np.all(quadrature(params, two_layers, 2) > quadrature(params, two_layers, 1) + 0.02)
+
+
+def test_the_bound_is_the_evidence_where_q_is_the_posterior() -> None:
+    """Known slopes: y = a·x + b·w + noise is Gaussian, and so is w given y; with that q(w) every draw has the same weight, and the bound is log N(y; a·x, b² + σ²)."""
+    with jax.enable_x64(True):
+        model, params = linear(False)
+        a, b = params["layers"]["0"]["location"][0]
+        params["layers"]["0"]["spread"] = jnp.zeros((1, 2, 2))
+        variance = 0.36 / (0.36 + b**2)
+        slope = b / (0.36 + b**2)  # w given y: partly by the row, partly by the slope of all
+        params["latent"] = {
+            "location": -slope * a * ROWS.x,
+            "log_scale": jnp.full((2, 1), 0.5 * jnp.log(variance)),
+            "weight": slope[None, None],
+        }
+        truth = -0.5 * (ROWS.y - a * ROWS.x)[:, 0] ** 2 / (b**2 + 0.36) - 0.5 * jnp.log(2 * jnp.pi * (b**2 + 0.36))
+        for number in (1, 3):
+            np.testing.assert_allclose(weighted_terms(jax.random.key(number), model, params, ROWS, 2, number), truth, rtol=1e-9)
+
+
+def test_latent_inputs_from_mini_batches() -> None:
+    """Noise that grows with x: f(x, w) takes it over. The bound climbs, rows keep their q(w), predictions are wider where the data are."""
+    rng = np.random.default_rng(1)
+    y = 0.3 * np.exp(2 * X[:, 0]) * rng.standard_normal(40)
+    method = gp.DSVI(num_steps=300, batch_size=20, learning_rate=0.03, num_importance=5)
+    fit = al.fit(0, gp.DeepGP(gp.RBF(1.0), (), 8, num_latent=1), (X, y), method)
+    assert np.mean(fit.info["bound"][-20:]) > np.mean(fit.info["bound"][20:40]) + 20
+    assert np.ptp(fit.posterior.params["latent"]["location"]) > 0.2
+    std = fit.predict(0, np.array([[-0.8], [0.8]]), num_samples=2000).std
+    assert std[1] > 1.3 * std[0]
+    assert fit.functions(0, X[:4], 3).shape == (3, 4)
+    with pytest.raises(al.MethodError, match="num_latent"):
+        al.fit(0, gp.DeepGP(), (X, y), gp.DSVI(num_importance=2, batch_size=None))
+    with pytest.raises(al.ModelError, match="variational"):
+        gp.DeepGP(num_latent=1, sampled=True)
 
 
 @pytest.mark.long

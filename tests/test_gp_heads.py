@@ -62,13 +62,22 @@ def test_a_deep_kernel_that_overfits_is_warned_about() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 4)).astype(np.float32), rng.standard_normal(40)
     deep = gp.Deep(al.networks.MLP(4, (30,), 4, "tanh"), gp.RBF(), al.Normal(3.0))
+    with pytest.warns(al.HealthWarning, match="overfitted"):
+        fit = al.fit(0, gp.GP(deep, gp.Zero()), (x, y), gp.Evidence(num_restarts=1, num_steps=150))
+    assert "the hyper-parameters are overfitted" in fit.status and "nats a row" in fit.status
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", al.HealthWarning)
-        fit = al.fit(0, gp.GP(deep, gp.Zero()), (x, y), gp.Evidence(num_restarts=1, num_steps=150))
         plain = al.fit(0, gp.GP(gp.RBF(), gp.Zero()), (x, y), gp.Evidence(num_restarts=1))
+    assert "overfitted" not in plain.status
     with pytest.warns(al.HealthWarning, match="overfitted"):
         judged = gp.overfitting(0, fit)
     assert judged.evidence > judged.held_out
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*overfitted.*")
         gp.overfitting(0, plain)
+    many = np.concatenate([x] * 30)  # too many rows for a second look: the sentence is an advice
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", al.HealthWarning)
+        large = gp.Deep(al.networks.MLP(4, (70,), 8, "tanh"), gp.RBF())
+        told = al.fit(0, gp.GP(large, gp.Zero()), (many, np.tile(y, 30)), gp.Evidence(num_restarts=1, num_steps=1)).status
+    assert "hyper-parameters for 1200 rows" in told

@@ -179,8 +179,8 @@ def test_empirical_tangent_kernel_is_a_product_of_jacobians() -> None:
 
 @pytest.mark.parametrize("pooling", [False, True])
 def test_tangent_kernel_of_a_convolutional_network(pooling: bool) -> None:
-    """512 channels at their prior's draw; weights N(0, 1) times their scales, which the empirical kernel is given."""
-    images, channels = np.random.default_rng(1).standard_normal((3, 4, 4, 2)).astype(np.float32), 512
+    """256 channels at their prior's draw; weights N(0, 1) times their scales, which the empirical kernel is given."""
+    images, channels = np.random.default_rng(1).standard_normal((2, 4, 4, 2)).astype(np.float32), 256
 
     def apply(params: dict, x: jax.Array) -> jax.Array:
         h = x

@@ -1,8 +1,8 @@
 """Gaussian processes (A9, A10, E7): kernels, exact and sparse processes, wide networks' limits, deep processes."""
 
-from aleator.gp import deep, iterative, random_features, series, sparse, svgp, wide
+from aleator.gp import deep, iterative, random_features, series, sparse, svgp, weighted, wide
 from aleator.gp.conditioned import Conditioned
-from aleator.gp.deep import DSVI, DeepGP, Layered
+from aleator.gp.deep import DSVI, DeepGP
 from aleator.gp.evidence import Evidence
 from aleator.gp.heads import RandomHead, sngp
 from aleator.gp.iterative import Iterative
@@ -25,8 +25,10 @@ from aleator.gp.kernels import (
     Sum,
     matrix,
 )
+from aleator.gp.layered import Layered
 from aleator.gp.means import Constant, Fixed, Mean, Projection, Zero
 from aleator.gp.noises import KnownNoise, NoiseProcess, long_form
+from aleator.gp.paths import paths
 from aleator.gp.process import GP
 from aleator.gp.questions import LeaveOneOut, Overfit, extend, leave_one_out, overfitting, prior_functions
 from aleator.gp.random_features import RandomDeep, RandomFourier
@@ -83,11 +85,13 @@ __all__ = [
     "long_form",
     "matrix",
     "overfitting",
+    "paths",
     "prior_functions",
     "random_features",
     "series",
     "sngp",
     "sparse",
     "svgp",
+    "weighted",
     "wide",
 ]

@@ -73,6 +73,12 @@ class Conditioned(Posterior):
         x = jax.tree.map(lambda old, new: np.concatenate([old, np.asarray(new)]), self.x, more.x)
         return Data(x, both[:, 0] if y.ndim == 1 else both, None)
 
+    def second_look(self, key: Key, fit: Any) -> tuple[str | None, bool]:
+        """Doubts about the hyper-parameters of a finished fit, as a sentence, and whether there are none."""
+        from aleator.gp.questions import second_look
+
+        return second_look(key, fit)
+
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         with jax.enable_x64(True):
             if isinstance(self.base, Point):

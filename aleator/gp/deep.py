@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -18,22 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator import _tree
-from aleator._cache import cached
 from aleator._errors import DataError, MethodError, ModelError, message
-from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
-from aleator.gp.conditioned import extras, root
+from aleator.gp.conditioned import root
 from aleator.gp.kernels import RBF, Kernel
+from aleator.gp.layered import Layered
 from aleator.gp.means import Projection
 from aleator.gp.sparse import SparseGP, _as_tuple, greedy, sparse_joint, sparse_moments
 from aleator.gp.svgp import divergence, expected
+from aleator.gp.weighted import latent_start, weighted_terms
 from aleator.likelihoods import Gaussian, Likelihood
 from aleator.loop import Algorithm, Phase
 from aleator.methods._method import Card, Method, check_positive
-from aleator.posterior import Draws, Point, Posterior, Score, check_joint
+from aleator.posterior import Point, Posterior, Score
 
 FIXED = 8  # draws of the inner layers behind the likelihood of sampled values
+QUIET = 0.1  # share of its usual scale that noise begins with beside latent inputs
 INNER = 1e-2  # the first standard deviation of inner layers' inducing values: noise that is learned, not begun with
 
 
@@ -47,6 +47,9 @@ class DeepGP:
     sampled: the whitened inducing values v ~ N(0, I) of all layers are parameters themselves, in the place of a Gaussian q(v), and inducing inputs stay where they
     are: then any sampler applies, al.SGHMC above all (Havasi et al. 2018). Its target is exp{Σᵢ E[log p(yᵢ | f(xᵢ)) | v]}·p(v), the best q(v) of any form; the expectation
     is over what v leaves open of the inner layers, by 8 fixed draws, so that the density does not change between evaluations.
+
+    num_latent: inputs w ~ N(0, I) of each row that are not observed, beside x, for targets whose noise has a shape of its own: two modes, say. Predictions average over w, and count its
+    part as epistemic; curves of `fit.functions` keep one w all along. See `gp.weighted` for the bound, and DSVI(num_importance) to tighten it.
     """
 
     kernel: Kernel = RBF()
@@ -56,6 +59,8 @@ class DeepGP:
     layers: tuple[SparseGP, ...] = ()
     num_targets: int | None = None
     sampled: bool = False
+    num_latent: int = 0
+    num_rows: int | None = None
 
     minibatch = True
     stochastic = False
@@ -67,6 +72,11 @@ class DeepGP:
         if not isinstance(self.likelihood, Likelihood) or not isinstance(self.kernel, Kernel):
             got = f"{self.kernel!r}, {self.likelihood!r}"
             raise ModelError(message("A deep process needs a kernel and a likelihood.", got, "al.gp.RBF() and al.Gaussian()", "pass both"))
+        if self.num_latent < 0 or (self.num_latent and self.sampled):
+            got = f"num_latent={self.num_latent}, sampled={self.sampled}"
+            raise ModelError(
+                message("Latent inputs need a variational posterior.", got, "num_latent ≥ 0, sampled=False", "drop one of them")
+            )
 
     def bind(self, x: Tree, y: Tree) -> DeepGP:
         if x is None or y is None or np.ndim(x) not in (1, 2):
@@ -74,9 +84,11 @@ class DeepGP:
                 message("A deep process needs a table and targets.", f"x of {np.shape(x)}", "(n,) or (n, D), and y", "pass both")
             )
         k = int(np.shape(y)[1]) if np.ndim(y) == 2 else 1
+        self = dataclasses.replace(self, num_targets=k, num_rows=len(x) if self.num_latent else None)
         if self.layers:
-            return dataclasses.replace(self, num_targets=k)
+            return self
         inputs = np.asarray(x, np.float64).reshape(len(x), -1)
+        inputs = np.concatenate([inputs, np.random.default_rng(0).standard_normal((len(x), self.num_latent))], axis=1)
         places = greedy(self.kernel.bind(inputs), inputs, self.num_inducing)
         layers = []
         for size in self.hidden:
@@ -89,7 +101,7 @@ class DeepGP:
                 Gaussian(1.0), not self.sampled, _as_tuple(places), self.likelihood.num_outputs(k),
             )
         )  # fmt: skip
-        return dataclasses.replace(self, layers=tuple(layers), num_targets=k)
+        return dataclasses.replace(self, layers=tuple(layers))
 
     def targets(self) -> int:
         if self.num_targets is None:
@@ -100,11 +112,15 @@ class DeepGP:
 
     def start(self, key: Key) -> Tree:
         """Hyper-parameters, inducing inputs, and q: that of the last layer begins at its prior, those below near their means."""
-        keys = jax.random.split(key, len(self.layers))
-        return {
-            "layers": {str(i): self._layer(k, i) for i, k in enumerate(keys)},
-            "likelihood": self.likelihood.init_extra(self.targets()),
-        }
+        latent: dict[str, Tree] = {}
+        if self.num_latent:
+            key, key_latent = jax.random.split(key)
+            real = self.likelihood.support == "real"
+            latent = {"latent": latent_start(key_latent, self.num_rows or 0, self.num_latent, self.targets(), real)}
+        keys, extra = jax.random.split(key, len(self.layers)), self.likelihood.init_extra(self.targets())
+        if self.num_latent and "log_scale" in extra:  # what w can explain must not be noise from the beginning
+            extra = extra | {"log_scale": extra["log_scale"] + math.log(QUIET)}
+        return latent | {"layers": {str(i): self._layer(k, i) for i, k in enumerate(keys)}, "likelihood": extra}
 
     def init(self, key: Key) -> Tree:
         return self.start(key)
@@ -112,7 +128,8 @@ class DeepGP:
     def _layer(self, key: Key, number: int) -> Tree:
         layer = self.layers[number]
         size, inducing = layer.num_processes(), layer.num_inducing
-        scale = 1.0 if number == len(self.layers) - 1 else INNER
+        # With latent inputs the last layer begins near its mean too: from the prior it would shrink to nothing before it has met w.
+        scale = 1.0 if number == len(self.layers) - 1 and not self.num_latent else INNER
         middle = {"process": layer.start(key), "location": jnp.zeros((size, inducing))}
         return middle if self.sampled else middle | {"spread": jnp.broadcast_to(scale * jnp.eye(inducing), (size, inducing, inducing))}
 
@@ -124,7 +141,7 @@ class DeepGP:
         drawn = {str(i): params["layers"][str(i)] | {"process": layer.sample_prior(keys[i])} for i, layer in enumerate(self.layers)}
         if self.sampled:
             drawn = {i: part | {"location": jax.random.normal(values[int(i)], part["location"].shape)} for i, part in drawn.items()}
-        return {"layers": drawn, "likelihood": self.likelihood.sample_extra(key_likelihood, self.targets())}
+        return params | {"layers": drawn, "likelihood": self.likelihood.sample_extra(key_likelihood, self.targets())}
 
     def log_prior(self, params: Tree) -> Array:
         parts = [layer.log_prior(params["layers"][str(i)]["process"]) for i, layer in enumerate(self.layers)]
@@ -143,7 +160,7 @@ class DeepGP:
 
     def moments(self, key: Key | None, params: Tree, x: Tree, given: Any = None) -> tuple[Array, Array]:
         """Mean and variance of the last layer at each row, (n, o), given one draw of the layers below, rows apart, or the normals behind it, [(o₁,), …]."""
-        f = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1)
+        key, f = self._beside(key, x, len(x))
         keys = None if key is None else jax.random.split(key, len(self.layers))
         for i, layer in enumerate(self.layers):
             part = params["layers"][str(i)]
@@ -153,9 +170,19 @@ class DeepGP:
                 f = mean + jnp.sqrt(jnp.maximum(variance, 1e-12)) * z
         return mean, jnp.maximum(variance, 1e-12)
 
+    def _beside(self, key: Any, x: Tree, number: int) -> tuple[Any, Array]:
+        """x with draws of the latent inputs beside it, one a row or one for all, and a key for what follows."""
+        f = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1)
+        if not self.num_latent:
+            return key, f
+        key, key_w = jax.random.split(key)
+        w = jax.random.normal(key_w, (number, self.num_latent))
+        return key, jnp.concatenate([f, jnp.broadcast_to(w, (len(f), self.num_latent))], axis=1)
+
     def function(self, key: Key, params: Tree, x: Tree) -> list[Array]:
         """One draw of every layer as functions, jointly over all rows: [(n, o₁), …]."""
-        f, drawn = _tree.as_float64(jnp.asarray(x)).reshape(len(x), -1), []
+        key, f = self._beside(key, x, 1)
+        drawn = []
         keys = jax.random.split(key, len(self.layers))
         for i, layer in enumerate(self.layers):
             part = params["layers"][str(i)]
@@ -164,8 +191,10 @@ class DeepGP:
             drawn.append(f)
         return drawn
 
-    def bound_terms(self, key: Key, params: Tree, batch: Batch, num_samples: int = 1) -> tuple[Array, Array]:
-        """E[log p(yᵢ | f(xᵢ))] of each row, (n,), over num_samples draws of the inner layers, and the divergence."""
+    def bound_terms(self, key: Key, params: Tree, batch: Batch, num_samples: int = 1, num_importance: int = 1) -> tuple[Array, Array]:
+        """E[log p(yᵢ | f(xᵢ))] of each row, (n,), over num_samples draws of the inner layers, and the divergence; with latent inputs by num_importance weighted draws of them."""
+        if self.num_latent:
+            return weighted_terms(key, self, params, batch, num_samples, num_importance), self.divergence(params)
 
         def one(key: Key) -> Array:
             key_inner, key_last = jax.random.split(key)
@@ -206,65 +235,6 @@ class DeepGP:
         raise ModelError(message("Parameters alone do not make a function.", "model.outputs", "draws", "use fit.predict(key, x)"))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layered(Posterior):
-    """f of a deep process: draws through the layers. base: a Point with all its parameters, or draws of them."""
-
-    base: Any
-    log_evidence: Score | None = None
-
-    @property
-    def params(self) -> Tree:
-        return self.base.params
-
-    def sample(self, key: Key, num_samples: int) -> Tree:
-        return self.base.sample(key, num_samples)
-
-    def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
-        """Rows apart: each drawn through all layers, the last layer from its Gaussian."""
-        with jax.enable_x64(True):
-            key_params, key_f = jax.random.split(key)
-            params = self._params(key_params, num_samples)
-            size = max(layer.num_inducing * layer.num_processes() for layer in model.layers)
-            step = max(1, (64 * 2**20) // (8 * size))
-            pieces = []
-            for number, first in enumerate(range(0, _tree.rows(x), step)):
-                keys = jax.random.split(jax.random.fold_in(key_f, number), num_samples)
-                rows = jnp.asarray(np.asarray(x)[first : first + step])
-                pieces.append(np.asarray(_marginal_draws(model)(keys, params, rows)))
-            return Outputs(draws=np.concatenate(pieces, axis=1), extra=self._extra(model, params, num_samples))
-
-    def functions(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
-        with jax.enable_x64(True):
-            key_params, key_f = jax.random.split(key)
-            params = self._params(key_params, num_samples)
-            draws = self._layers(key_f, model, params, x, num_samples)[-1]
-            return Outputs(draws=draws, extra=self._extra(model, params, num_samples))
-
-    def layers(self, key: Key, model: Any, x: Tree, num_samples: int) -> list[np.ndarray]:
-        """Draws of every layer as functions of x, [(num_samples, rows, o₁), …], each jointly over all rows."""
-        with jax.enable_x64(True):
-            key_params, key_f = jax.random.split(key)
-            return self._layers(key_f, model, self._params(key_params, num_samples), x, num_samples)
-
-    def _layers(self, key: Key, model: Any, params: Tree, x: Tree, num_samples: int) -> list[np.ndarray]:
-        check_joint(_tree.rows(x))
-        return [np.asarray(part) for part in _layer_draws(model)(jax.random.split(key, num_samples), params, jnp.asarray(x))]
-
-    def _params(self, key: Key, num_samples: int) -> Tree:
-        """One set of parameters for each draw of f: a leading axis of num_samples, or of 1 where all are the same."""
-        if isinstance(self.base, Point):
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.base.params)
-        if isinstance(self.base, Draws) and self.base.weights is None:
-            chosen = np.linspace(0, _tree.rows(self.base.params) - 1, num_samples).round().astype(np.int32)
-            return jax.tree.map(jnp.asarray, _tree.take(self.base.params, chosen))
-        return jax.tree.map(jnp.asarray, self.base.sample(key, num_samples))
-
-    def _extra(self, model: Any, params: Tree, num_samples: int) -> dict:
-        each = extras(model, params, _tree.rows(params))
-        return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (num_samples, *leaf.shape[1:])), each)
-
-
 def _spread(part: Tree) -> Array | None:
     """R of a layer's q(v), None where v is a parameter."""
     return jnp.tril(part["spread"]) if "spread" in part else None
@@ -285,12 +255,12 @@ class Info(NamedTuple):
     bound: Array
 
 
-def step(key: Key, state: State, batch: Any, target: Any, optimizer: Any, num_samples: int) -> tuple[State, Info]:
+def step(key: Key, state: State, batch: Any, target: Any, optimizer: Any, num_samples: int, num_importance: int) -> tuple[State, Info]:
     """One step of Adam on bound + log p(hyper-parameters), per row."""
     import optax
 
     def loss(params: Tree) -> tuple[Array, Array]:
-        terms, kl = target.model.bound_terms(key, params, batch, num_samples)
+        terms, kl = target.model.bound_terms(key, params, batch, num_samples, num_importance)
         bound = target.total(terms, batch) - kl
         return -(bound + target.model.log_prior(params)) / target.num_data, bound
 
@@ -304,13 +274,14 @@ def step(key: Key, state: State, batch: Any, target: Any, optimizer: Any, num_sa
 class DSVI(Method):
     """Doubly stochastic variational inference for al.gp.DeepGP: mini-batches of rows, draws of the layers; Adam on everything.
 
-    num_samples: draws of the inner layers a row and step.
+    num_samples: draws of the inner layers a row and step. num_importance: weighted draws of the latent inputs behind each of them, for models that have some: the bound is tighter with every one.
     """
 
     num_steps: int = 5000
     batch_size: int | None = 256
     learning_rate: float = 1e-2
     num_samples: int = 1
+    num_importance: int = 1
 
     card: ClassVar[Card] = Card(
         name="DSVI",
@@ -320,11 +291,14 @@ class DSVI(Method):
         search="stochastic gradients through draws of the layers",
         cost="O(n M² o) a step, layer and draw, and o·M² numbers a layer",
         needs="al.gp.DeepGP",
-        references=("Salimbeni and Deisenroth, Doubly Stochastic Variational Inference for Deep Gaussian Processes, NeurIPS 2017",),
+        references=(
+            "Salimbeni and Deisenroth, Doubly Stochastic Variational Inference for Deep Gaussian Processes, NeurIPS 2017",
+            "Salimbeni et al., Deep Gaussian Processes with Importance-Weighted Variational Inference, ICML 2019",
+        ),
     )
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_steps", "batch_size", "num_samples", whole=True)
+        check_positive(self, "num_steps", "batch_size", "num_samples", "num_importance", whole=True)
         check_positive(self, "learning_rate")
 
     def build(self, target: Any) -> Algorithm:
@@ -333,6 +307,12 @@ class DSVI(Method):
         model = target.model
         if not isinstance(model, DeepGP) or model.sampled or target.temperature != 1.0:
             raise MethodError(message("DSVI fits deep Gaussian processes.", type(model).__name__, self.card.needs, "use another method"))
+        if self.num_importance > 1 and not model.num_latent:
+            got, wanted = f"num_importance={self.num_importance}, num_latent=0", "DeepGP(…, num_latent=1)"
+            raise MethodError(message("There is nothing to weigh.", got, wanted, "give the rows latent inputs, or raise num_samples"))
+        if model.num_latent and model.num_rows != target.num_data:
+            got = f"{model.num_rows} of {target.num_data} rows at the start"
+            raise MethodError(message("Latent inputs belong to rows.", got, "data in memory", "pass (x, y) in place of a stream"))
         optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps, 0.01))
 
         def finish(key: Key, state: State, kept: Any) -> Layered:
@@ -343,7 +323,7 @@ class DSVI(Method):
             phases=(
                 Phase(
                     "DSVI",
-                    lambda key, state, batch: step(key, state, batch, target, optimizer, self.num_samples),
+                    lambda key, state, batch: step(key, state, batch, target, optimizer, self.num_samples, self.num_importance),
                     self.num_steps,
                     "full" if self.batch_size is None else "random",
                     self.batch_size,
@@ -361,25 +341,3 @@ def _principal(x: np.ndarray, size: int) -> np.ndarray:
     if size >= x.shape[1]:
         return np.eye(x.shape[1], size)
     return np.linalg.svd(x - x.mean(0), full_matrices=False)[2][:size].T if len(x) >= size else np.eye(x.shape[1], size)
-
-
-@cached
-def _marginal_draws(model: Any) -> Callable:
-    def one(key: Key, params: Tree, x: Array) -> Array:
-        key_inner, key_last = jax.random.split(key)
-        mean, variance = model.moments(key_inner, params, x)
-        return mean + jnp.sqrt(variance) * jax.random.normal(key_last, mean.shape)
-
-    return jax.jit(lambda keys, params, x: _each(keys, params, lambda key, p: one(key, p, x)))
-
-
-@cached
-def _layer_draws(model: Any) -> Callable:
-    return jax.jit(lambda keys, params, x: _each(keys, params, lambda key, p: model.function(key, p, x)))
-
-
-def _each(keys: Key, params: Tree, function: Callable) -> Any:
-    """function(key, params) for every key, with its own set of parameters where there is one each."""
-    if _tree.rows(params) == len(keys):
-        return jax.lax.map(lambda both: function(*both), (keys, params))
-    return jax.lax.map(lambda key: function(key, _tree.take(params, 0)), keys)

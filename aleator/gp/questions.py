@@ -16,9 +16,10 @@ from aleator._random import as_key
 from aleator._typing import KeyLike, Tree
 from aleator.data import Data, as_data, check_arrays
 from aleator.gp.conditioned import Conditioned, root
-from aleator.gp.sparse import Inducing
-from aleator.gp.svgp import absorb
+from aleator.gp.sparse import Inducing, Left, greedy
 from aleator.posterior import Point, check_joint
+
+FEW, CHEAP = 20, 1000  # rows below which nothing can be judged, and above which a fit does not look a second time by itself
 
 
 class LeaveOneOut(NamedTuple):
@@ -49,15 +50,14 @@ def leave_one_out(fit: Any) -> LeaveOneOut:
     return LeaveOneOut(posterior.y - away, variance, -0.5 * (away**2 / variance + np.log(2 * np.pi * variance)))
 
 
-def extend(fit: Any, data: Any) -> Any:
+def extend(fit: Any, data: Any, num_inducing: int = 0) -> Any:
     """A Fit with more rows under the same hyper-parameters: the factor grows by the new rows, O(n²m) for m of them; `fit.update(data)` learns the
     hyper-parameters again.
 
-    A sparse fit takes them into q(v), inducing inputs as they are, and forgets the rows: for Gaussian noise what fitting all rows under these hyper-parameters
-    gives, exactly; for other likelihoods with q(v) so far in the place of the prior (streaming variational Bayes). Its log evidence would need the rows before, and is
-    None."""
+    A sparse fit forgets its rows, and this is its `fit.update(data)`; num_inducing: so many of the new rows become inducing inputs first, those where the variance that the old ones leave is
+    largest. For Gaussian noise the result is what fitting all rows under these hyper-parameters gives, exactly."""
     if isinstance(fit.posterior, Inducing):
-        return _absorb(fit, as_data(data))
+        return (_grow(fit, as_data(data), num_inducing) if num_inducing else fit).update(data)
     posterior, model = _point(fit, "extend"), fit.model
     given: Any = as_data(data)
     more = Data(given.x, model.likelihood.encode(given.y, fitting=False), None)
@@ -86,15 +86,24 @@ def extend(fit: Any, data: Any) -> Any:
     return dataclasses.replace(fit, posterior=grown, manifest=manifest)
 
 
-def _absorb(fit: Any, given: Any) -> Any:
+def _grow(fit: Any, given: Any, number: int) -> Any:
+    """The same q(f) through more inducing inputs: in whitened values the new ones are N(0, I) beside the old, as their prior is."""
     posterior, model = fit.posterior, fit.model
+    if model.learn_inducing and not isinstance(posterior.base, Point):
+        raise MethodError(message("Each draw has inducing inputs of its own.", "draws", "one set of them", "fit with learn_inducing=False"))
+    params = posterior.base.params if isinstance(posterior.base, Point) else _tree.take(posterior.base.params, 0)
     with jax.enable_x64(True):
-        y = jnp.asarray(model.likelihood.encode(given.y, fitting=False))
-        params, x = posterior._stacked(), jax.tree.map(jnp.asarray, given.x)
-        location, spread = absorb(model)(params, jnp.asarray(posterior.location), jnp.asarray(posterior.spread), x, y)
-    grown = Inducing(posterior.base, np.asarray(location), np.asarray(spread))
-    manifest = fit.manifest | {"data": fit.manifest["data"] | {"num_data": fit.manifest["data"]["num_data"] + len(y)}}
-    return dataclasses.replace(fit, posterior=grown, manifest=manifest)
+        old = np.asarray(model.places(params))
+        more = greedy(Left(model), np.asarray(given.x, float), number, jax.tree.map(jnp.asarray, params))
+    places = np.concatenate([old, more])
+    grown = dataclasses.replace(model, inducing=places, num_inducing=len(places))
+    base = posterior.base
+    if model.learn_inducing:
+        base = dataclasses.replace(base, params=base.params | {"inducing": places})
+    size, location = len(more), np.pad(posterior.location, ((0, 0), (0, 0), (0, len(more))))
+    spread = np.pad(posterior.spread, ((0, 0), (0, 0), (0, size), (0, size)))
+    spread[..., -size:, -size:] = np.eye(size)
+    return dataclasses.replace(fit, model=grown, posterior=dataclasses.replace(posterior, base=base, location=location, spread=spread))
 
 
 class Overfit(NamedTuple):
@@ -110,14 +119,35 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
 
     The evidence of n rows is a sum of n predictions, each of a row from those before; a model that is right predicts new rows from all n at least as well. Where the
     evidence a row is above that by more than three of the standard errors that the model's own predictions lead to expect, a HealthWarning says so. Deep kernels
-    with many weights and few rows do this (Ober et al. 2021).
+    with many weights and few rows do this (Ober et al. 2021): where hyper-parameters are more than half as many as rows, a fit of up to a thousand rows looks by itself.
     """
+    result, told = _judge(key, fit, share)
+    if told is not None:
+        warnings.warn(told, HealthWarning, stacklevel=2)
+    return result
+
+
+def second_look(key: KeyLike, fit: Any) -> tuple[str | None, bool]:
+    """What a fit says about its hyper-parameters by itself, and whether they can be trusted: nothing where they are few."""
+    posterior = fit.posterior
+    if not isinstance(posterior.base, Point) or fit.log_evidence is None:
+        return None, True
+    learned, number = sum(np.size(leaf) for leaf in jax.tree.leaves(posterior.params)), len(posterior.y)
+    if 2 * learned <= number or number < FEW:
+        return None, True
+    if number > CHEAP:
+        return f"{learned} hyper-parameters for {number} rows: see whether they overfit by gp.overfitting(key, fit).", True
+    told = _judge(key, fit, 0.2)[1]
+    return told, told is None
+
+
+def _judge(key: KeyLike, fit: Any, share: float) -> tuple[Overfit, str | None]:
     posterior = fit.posterior
     if not isinstance(posterior, Conditioned) or fit.log_evidence is None:
         raise MethodError(
             message("Overfitting is judged by evidence.", type(posterior).__name__, "a fit of al.gp.GP by gp.Evidence", "fit it so")
         )
-    from aleator._fit import fit as fit_again  # lazily: one floor up
+    from aleator._fit import _fit  # lazily: one floor up
 
     number = len(posterior.y)
     key_rows, key_fit = jax.random.split(as_key(key))
@@ -127,21 +157,19 @@ def overfitting(key: KeyLike, fit: Any, share: float = 0.2) -> Overfit:
     rows = lambda index: jax.tree.map(lambda leaf: leaf[index], posterior.x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HealthWarning)  # the first fit has said what there is to say
-        again = fit_again(key_fit, fit.model, (rows(kept), posterior.y[kept]), fit.method)
+        again = _fit(key_fit, fit.model, (rows(kept), posterior.y[kept]), fit.method, look=False)
     predictive = again.predict(0, rows(out))
     scores = np.asarray(predictive.log_prob(posterior.y[out]))
     # If the model is right, a score −½ log 2πv − ½ z² has variance ½, and what the log of its variances adds.
     expected = np.sqrt((0.5 + np.var(0.5 * np.log(predictive.variance))) / len(scores))
     assert again.log_evidence is not None  # the same method as of the fit above, which has one
     result = Overfit(again.log_evidence.value / len(kept), float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5))
-    if result.evidence > result.held_out + 3 * expected:
-        warnings.warn(
-            f"The evidence promises {result.evidence:.2f} nats a row, rows left out score {result.held_out:.2f} ± {result.stderr:.2f}: the hyper-parameters are "
-            "overfitted. Use fewer features, a tighter prior, or sample them.",
-            HealthWarning,
-            stacklevel=2,
-        )
-    return result
+    if result.evidence <= result.held_out + 3 * expected:
+        return result, None
+    return result, (
+        f"The evidence promises {result.evidence:.2f} nats a row, rows left out score {result.held_out:.2f} ± {result.stderr:.2f}: the hyper-parameters are "
+        "overfitted. Use fewer features, a tighter prior, or sample them."
+    )
 
 
 def prior_functions(key: KeyLike, model: Any, x: Any, num_samples: int = 20, params: Tree = None) -> np.ndarray:

@@ -27,7 +27,7 @@ from aleator._errors import DataError, MethodError, ModelError, message
 from aleator._outputs import Outputs
 from aleator._typing import Array, Key, Tree
 from aleator.data import Data
-from aleator.gp._factor import factor, pivoted
+from aleator.gp._factor import factor, pivoted, whiten
 from aleator.gp.conditioned import extras, root
 from aleator.gp.kernels import Kernel
 from aleator.gp.means import Mean, Zero
@@ -37,6 +37,8 @@ from aleator.loop import Algorithm
 from aleator.posterior import Draws, Point, Posterior, Score, by_rows, check_joint
 
 MAX_CANDIDATES = 10_000  # rows among which inducing inputs are chosen
+UNSEEN = 0.8  # share of the prior variance at new rows that inducing inputs may leave open before an update says so
+FEWEST = 5.0  # draws of hyper-parameters that must still count after an update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +125,7 @@ class SparseGP:
     def project(self, params: Tree, x: Tree) -> Array:
         """a(x) = C⁻¹k(z, x), (M, n)."""
         z, kernel = self.places(params), params["kernel"]
-        lower, _ = factor(self.kernel(kernel, z, z))
-        return solve_triangular(lower, self.kernel(kernel, z, _tree.as_float64(x)), lower=True)
+        return whiten(self.kernel(kernel, z, z), self.kernel(kernel, z, _tree.as_float64(x)))[0]
 
     def offset(self, params: Tree, x: Tree) -> Array:
         return self.mean(params["mean"], _tree.as_float64(x), self.num_processes())
@@ -214,6 +215,33 @@ class Inducing(Posterior):
         with jax.enable_x64(True):
             return self.base.sample(key, num_samples)
 
+    def absorbed(self, model: Any, more: Data) -> tuple[Inducing, str, bool]:
+        """This posterior with more rows taken in, hyper-parameters and inducing inputs as they are and the rows before not needed: a sentence on it, and whether it can be
+        trusted. Exact for Gaussian noise; for other likelihoods q(v) so far stands in the place of the prior. Draws of hyper-parameters are weighed by how well they foresaw the rows."""
+        from aleator.gp.svgp import absorb
+
+        with jax.enable_x64(True):
+            x, y = jax.tree.map(jnp.asarray, more.x), jnp.asarray(more.y)
+            weight = jnp.ones(len(y)) if more.weight is None else jnp.asarray(more.weight, float)
+            found = absorb(model)(self._stacked(), jnp.asarray(self.location), jnp.asarray(self.spread), x, y, weight)
+            location, spread, gain, left = (np.asarray(part) for part in found)
+        before = getattr(self.base, "weights", None)
+        log_weights = gain + (np.log(np.maximum(before, 1e-300)) if before is not None else -np.log(len(gain)))
+        together = float(np.logaddexp.reduce(log_weights))
+        base, score, told = self.base, self.log_evidence, f"Updated: {len(y)} more rows under the hyper-parameters of before."
+        if score is not None:
+            score = Score(score.value + together, score.stderr, score.kind if isinstance(model.likelihood, Gaussian) else "estimate")
+        healthy = True
+        if not isinstance(base, Point):
+            weights = np.exp(log_weights - together)
+            base, effective = dataclasses.replace(base, weights=weights), 1.0 / np.sum(weights**2)
+            if effective < FEWEST:
+                told, healthy = f"{told} Only {effective:.1f} of {len(gain)} draws of them foresaw these rows: fit all rows again.", False
+        if left.mean() > UNSEEN:
+            told += f" The inducing inputs explain {100 * (1 - left.mean()):.0f} % of the prior variance there: gp.extend(fit, data, num_inducing) adds some."
+            healthy = False
+        return Inducing(base, location, spread, score), told, healthy
+
     def outputs(self, key: Key, model: Any, x: Tree, num_samples: int) -> Outputs:
         with jax.enable_x64(True):
             params = self._stacked()
@@ -266,18 +294,31 @@ class Inducing(Posterior):
         return model.likelihood.support != "label"
 
 
-def greedy(kernel: Kernel, x: np.ndarray, number: int, params: Tree = None) -> np.ndarray:
+def greedy(kernel: Kernel | Left, x: np.ndarray, number: int, params: Tree = None) -> np.ndarray:
     """`number` of the rows of x, each where the variance that those before leave is largest: a pivoted Cholesky factorisation, O(N M²)."""
     if len(x) > MAX_CANDIDATES:
         x = x[np.random.default_rng(0).choice(len(x), MAX_CANDIDATES, replace=False)]
     number = min(number, len(np.unique(x, axis=0)))
     with jax.enable_x64(True):
-        params = kernel.median(jax.random.key(0)) if params is None else params
+        params = kernel.median(jax.random.key(0)) if params is None else params  # type: ignore[union-attr]
         return x[np.asarray(_pivots(kernel, number)(params, jnp.asarray(x)))]
 
 
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """The covariance that the inducing inputs of a model leave, k(x, x′) − a(x)·a(x′), as far as `greedy` asks."""
+
+    model: SparseGP
+
+    def __call__(self, params: Tree, x1: Tree, x2: Tree) -> Array:
+        return self.model.kernel(params["kernel"], x1, x2) - self.model.project(params, x1).T @ self.model.project(params, x2)
+
+    def diag(self, params: Tree, x: Tree) -> Array:
+        return self.model.kernel.diag(params["kernel"], x) - jnp.sum(self.model.project(params, x) ** 2, axis=0)
+
+
 @cached
-def _pivots(kernel: Kernel, number: int) -> Callable:
+def _pivots(kernel: Kernel | Left, number: int) -> Callable:
     return jax.jit(lambda params, x: pivoted(kernel, params, x, number)[1])
 
 
