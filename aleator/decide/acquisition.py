@@ -123,7 +123,7 @@ def batch_gains(key: KeyLike, draws: Any, noise: Any, score: Callable[[np.ndarra
     """
     values, taken = np.asarray(draws, float), list(np.asarray(excluded, np.int64))
     left = _centred(values.reshape(len(values), -1)).reshape(values.shape)
-    check_batch(num, left.shape[1] - len(set(taken)))
+    check_batch(num, values.shape[1] - len(set(taken)))
     chosen: list[int] = []
     found: list[float] = []
     for one in split(as_key(key), num):
