@@ -4,7 +4,7 @@
 
 DIR (or ALEATOR_DATA) holds mnist.npz. LeNet-size convolutional network, MC dropout or an ensemble, batches of 10 from a pool of 10,000 images (60,000 with --whole), tested on
 10,000; --looked: so many rows of the pool are judged in a round, --tested: so many test images, --draws: functions drawn for either. --repeated: every image of the pool three times with noise of standard deviation 0.1, where choosing rows one by one fails. Every loop is
-resumable (--work DIR); finished ones are kept in the JSON file.
+resumable (--work DIR), with a larger --budget too; curves are kept in the JSON file. Labels to a level are told as the numbers of the first round that reaches it, one a seed, in order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def model_and_method(kind: str, steps: int) -> tuple[al.BNN, al.Method]:
     model = al.BNN(al.networks.LeNet5(), al.Categorical(10), al.Normal(1.0))
     if kind == "dropout":
         # Chosen rows are hard ones: the loss on them is still falling after a training that would do for random rows.
-        return model, al.Dropout(0.25, placement="hidden", num_steps=steps, batch_size=32, learning_rate=4e-3, num_evidence=0)
+        return model, al.Dropout(0.5, placement="hidden", num_steps=steps, batch_size=32, learning_rate=4e-3, num_evidence=0)
     return model, al.Ensemble(al.MAP(num_steps=steps, batch_size=32, learning_rate=4e-3), 5)
 
 
@@ -69,8 +69,8 @@ def main() -> None:
             labels = np.tile(labels, 3)
         first = balanced(rng, labels)
         for name in args.acquisitions:
-            tag = f"{args.posterior}{'-repeated' if args.repeated else ''}-{name}-{seed}-{args.steps}-{args.budget}"
-            if tag in results:
+            tag = f"{args.posterior}{'-repeated' if args.repeated else ''}-{name}-{seed}-{args.steps}-{args.looked}"
+            if tag in results and results[tag]["curve"][0][-1] >= args.budget:
                 continue
             model, method = model_and_method(args.posterior, args.steps)
             began = time.monotonic()
@@ -89,15 +89,25 @@ def main() -> None:
             }  # fmt: skip
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(results, indent=1))
-    print(f"{'acquisition':<12}  labels to 90 %            to 95 %           published")
-    for name in args.acquisitions:
-        rows = [
-            r
-            for tag, r in results.items()
-            if r["name"] == name and tag.startswith(args.posterior) and ("-repeated" in tag) == args.repeated
-        ]
-        shown = ["  ".join(str(r[level] or f"> {args.budget}") for r in rows) for level in ("to_90", "to_95")]
-        print(f"{name:<12}  {shown[0]:<24}  {shown[1]:<16}  {PUBLISHED.get(name, ('–', '–'))}")
+    start = f"{args.posterior}{'-repeated' if args.repeated else ''}-"
+    print(table({name: [r for tag, r in results.items() if tag.startswith(f"{start}{name}-")] for name in args.acquisitions}, args.budget))
+
+
+def table(runs: dict[str, list[dict]], budget: int) -> str:
+    lines = [
+        "| acquisition | seeds | labels to 90 % | to 95 % | published | accuracy at 50, 90, 150, 200 labels, % |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rows in runs.items():
+        reached = [", ".join(str(r[level] or f"> {min(budget, r['curve'][0][-1])}") for r in rows) for level in ("to_90", "to_95")]
+        shown = []
+        for labels in (50, 90, 150, 200):
+            values = np.array([100 * r["curve"][1][r["curve"][0].index(labels)] for r in rows if labels in r["curve"][0]])
+            error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+            shown.append(f"{values.mean():.1f}{error}" if len(values) else "–")
+        published = ", ".join(map(str, PUBLISHED.get(name, ("–",))))
+        lines.append(f"| {name} | {len(rows)} | {' | '.join(reached)} | {published} | {', '.join(shown)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
