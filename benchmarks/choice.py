@@ -124,7 +124,10 @@ def main() -> None:
         if "oracle" not in results:
             _, x, y = problem()
             reference = al.load(oracle)
-            results["oracle"] = {"total_variation": al.fidelity(reference, reference, x, y).floor.total_variation, "status": reference.status}
+            results["oracle"] = {
+                "total_variation": al.fidelity(reference, reference, x, y).floor.total_variation,
+                "status": reference.status,
+            }
             print("oracle", results["oracle"], flush=True)
         for name in args.methods or al.METHODS:
             if name in results:
