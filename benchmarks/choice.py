@@ -74,6 +74,7 @@ def one(name: str, oracle: Path) -> dict[str, Any]:
     lower, upper = predicted.interval(LEVEL)
     score = predicted.log_prob(y)
     return {
+        "rows": len(y),
         "seconds": seconds,
         "megabytes": peak - held,
         "total_variation": al.fidelity(fit, reference, x, y).distance.total_variation,
@@ -124,7 +125,10 @@ def main() -> None:
         if "oracle" not in results:
             _, x, y = problem()
             reference = al.load(oracle)
-            results["oracle"] = {"total_variation": al.fidelity(reference, reference, x, y).floor.total_variation, "status": reference.status}
+            results["oracle"] = {
+                "total_variation": al.fidelity(reference, reference, x, y).floor.total_variation,
+                "status": reference.status,
+            }
             print("oracle", results["oracle"], flush=True)
         for name in args.methods or al.METHODS:
             if name in results:
