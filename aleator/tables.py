@@ -192,8 +192,9 @@ class Preprocessor:
         """x (n, D) float64 and notes. Columns are found by name; one that lacks or has another type is refused, extra ones are ignored."""
         frame = _check_frame(frame)
         wanted = [column.name for column in self.columns]
-        extra = [name for name in frame.columns if name not in {*wanted, *self.dropped, self.target}]
-        if lacking := [name for name in wanted if name not in frame.columns]:
+        known, given = {*wanted, *self.dropped, self.target}, set(frame.columns)
+        extra = [name for name in frame.columns if name not in known]
+        if lacking := [name for name in wanted if name not in given]:
             do = f"add the column{'s' if len(lacking) > 1 else ''}{nearest(lacking[0], extra)}, with empty fields where unknown"
             raise DataError(message(f"The table lacks {_listed(lacking)}.", _listed(frame.columns), _listed(wanted), do))
         notes = [f"ignored, not there in training: {_listed(extra)}"] if extra else []

@@ -1,9 +1,9 @@
-"""The table of numbers in the README, from the JSON files of benchmarks/results and nothing else: the last step of `make bench`.
+"""The tables of numbers in the README and in docs/choose_a_method.md, from the JSON files of benchmarks/results and the methods' cards: the last step of `make bench`.
 
     python benchmarks/_summary.py [--check]
 
 A section without its file is named on the screen and left out. Published numbers are those that the scripts themselves carry. --check changes nothing, and ends with
-status 1 where the README says something else.
+status 1 where a page says something else.
 """
 
 from __future__ import annotations
@@ -156,29 +156,60 @@ def table(results: Path = RESULTS) -> tuple[str, list[str]]:
     return "\n".join(lines), missing
 
 
+def methods(results: Path = RESULTS) -> str:
+    """The table to choose a method by: what its card says, and what benchmarks/choice.py measured of it."""
+    from aleator.methods import METHODS
+
+    path = results / "choice.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    lines = [
+        "| `--method` | what it gives | cost | processor s ↓ | memory, MB ↓ | distance to the posterior ↓ | 90 % covers, % | log score, nats per row ↑ |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, cls in METHODS.items():
+        row = found.get(name, {})
+        lines.append(f"| `{name}` | {cls.card.summary} | {cls.card.cost} | {' | '.join(measured(row))} |")
+    if "oracle" in found:
+        lines += ["", f"Two halves of the chains are {found['oracle']['total_variation']:.3f} apart: what a perfect method would show."]
+    return "\n".join(lines)
+
+
+def measured(row: dict[str, Any]) -> list[str]:
+    """Five cells; a dash where there is no number."""
+    if "seconds" not in row:
+        return ["–"] * 5
+    error = 100 * math.sqrt(row["coverage"] * (1 - row["coverage"]) / row["rows"])
+    value, stderr = row["log_score"]
+    told = [f"{row['seconds']:.1f}", "–" if row["megabytes"] is None else f"{row['megabytes']:.0f}", f"{row['total_variation']:.3f}"]
+    return [*told, f"{100 * row['coverage']:.0f} ± {error:.0f}", f"{value:.2f} ± {stderr:.2f}"]
+
+
 def with_table(text: str, made: str) -> str:
-    """The README with the table between its marks."""
+    """A page with the table between its marks."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"README.md needs the lines {BEGIN} and {END}, once and in this order")
+        raise ValueError(f"The page needs the lines {BEGIN} and {END}, once and in this order")
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}"
 
 
-def main(readme: Path = ROOT / "README.md") -> int:
+def main(readme: Path = ROOT / "README.md", choice: Path = ROOT / "docs" / "choose_a_method.md") -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     args = parser.parse_args()
     made, missing = table()
     for words in missing:
         print(f"left out: {words}")
-    text = readme.read_text(encoding="utf-8")
-    new = with_table(text, made)
-    if args.check:
-        print("README.md is up to date" if new == text else "README.md is out of date: run python benchmarks/_summary.py")
-        return int(new != text)
-    readme.write_text(new, encoding="utf-8")
-    print(made)
-    return 0
+    stale = 0
+    for page, own in ((readme, made), (choice, methods())):
+        text = page.read_text(encoding="utf-8")
+        new = with_table(text, own)
+        if args.check:
+            print(f"{page.name} is " + ("up to date" if new == text else "out of date: run python benchmarks/_summary.py"))
+            stale |= int(new != text)
+        else:
+            page.write_text(new, encoding="utf-8")
+            print(own)
+    return stale
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ def one(name: str, oracle: Path) -> dict[str, Any]:
     lower, upper = predicted.interval(LEVEL)
     score = predicted.log_prob(y)
     return {
+        "rows": len(y),
         "seconds": seconds,
         "megabytes": peak - held,
         "total_variation": al.fidelity(fit, reference, x, y).distance.total_variation,

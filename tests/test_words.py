@@ -112,6 +112,18 @@ def test_the_table_of_the_readme_is_what_the_results_make():
     assert "| boston, ensemble of 5, 20 splits |" in made
 
 
+def test_the_table_to_choose_by_is_what_cards_and_results_make(tmp_path):
+    text = (ROOT / "docs" / "choose_a_method.md").read_text(encoding="utf-8")
+    assert summary.with_table(text, summary.methods()) == text, "run python benchmarks/_summary.py"
+    row = {"rows": 100, "seconds": 2.25, "megabytes": None, "total_variation": 0.0828, "coverage": 0.95, "log_score": [-1.088, 0.046]}
+    (tmp_path / "choice.json").write_text(json.dumps({"map": row, "exact": {"refused": "Another model."}}))
+    made = summary.methods(tmp_path).splitlines()
+    assert len(made) == 2 + len(al.METHODS)
+    assert next(line for line in made if line.startswith("| `map`")).endswith("| 2.2 | – | 0.083 | 95 ± 2 | -1.09 ± 0.05 |")
+    assert next(line for line in made if line.startswith("| `exact`")).endswith("| – | – | – | – | – |")
+    assert {line.count(" | ") for line in made if "---" not in line} == {7}
+
+
 def test_every_section_is_made_when_its_results_are_there(tmp_path):
     (tmp_path / "mnist.json").write_text(
         json.dumps({"dropout": {"log_likelihood": -450.2, "log_likelihood_stderr": 20.1, "error": 1.4, "error_stderr": 0.12}})
