@@ -119,7 +119,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     made = samplers(args.draws)
     runs = {name: (lambda seed, chains, first=False, name=name: ours(made[name](chains), seed, train, test)) for name in args.samplers}
     runs["NumPyro NUTS"] = lambda seed, chains, first=False: numpyro(seed, train, test, args.draws, chains, cache, first)
-    out: dict[str, Any] = {name: {"rate": [], "rate_processor": [], "rate2": [], "ess": [], "ess_processor": [], "gradients_per_ess": []} for name in runs}
+    out: dict[str, Any] = {
+        name: {"rate": [], "rate_processor": [], "rate2": [], "ess": [], "ess_processor": [], "gradients_per_ess": []} for name in runs
+    }
     jax.block_until_ready(jax.vmap(start)(jax.random.split(jax.random.key(0), 1)))  # the starts are nobody's first call
     for chains in (1, 2):
         for name, run in runs.items():
