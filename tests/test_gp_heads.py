@@ -11,6 +11,7 @@ import pytest
 
 import aleator as al
 from aleator import gp
+from aleator.gp import questions
 from aleator.networks.spectral import SpectralNorm, spectral_norm
 
 RNG = np.random.default_rng(4)
@@ -57,7 +58,7 @@ def test_the_head_is_a_process_of_the_features() -> None:
     np.testing.assert_allclose(fit.predict(0, far).epistemic, truth, rtol=2e-2)
 
 
-def test_a_deep_kernel_that_overfits_is_warned_about() -> None:
+def test_a_deep_kernel_that_overfits_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pure noise: a kernel of sixty weights a feature finds structure in it, and rows left out say that there is none; a plain one does not."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 4)).astype(np.float32), rng.standard_normal(40)
@@ -75,9 +76,6 @@ def test_a_deep_kernel_that_overfits_is_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*overfitted.*")
         gp.overfitting(0, plain)
-    many = np.concatenate([x] * 30)  # too many rows for a second look: the sentence is an advice
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", al.HealthWarning)
-        large = gp.Deep(al.networks.MLP(4, (70,), 8, "tanh"), gp.RBF())
-        told = al.fit(0, gp.GP(large, gp.Zero()), (many, np.tile(y, 30)), gp.Evidence(num_restarts=1, num_steps=1)).status
-    assert "hyper-parameters for 1200 rows" in told
+    monkeypatch.setattr(questions, "CHEAP", 30)  # with more rows than are cheap to fit again the sentence is an advice
+    told, trusted = questions.second_look(0, fit)
+    assert trusted and "hyper-parameters for 40 rows" in told
