@@ -503,7 +503,9 @@ def test_several_targets_are_labelled_together():
     cross = covariance[:, 2:4]
     after = covariance - cross @ np.linalg.solve(covariance[2:4, 2:4] + np.diag(noise), cross.T)
     np.testing.assert_allclose(np.cov(draws.reshape(-1, 6).T), after, atol=1e-9)
-    batch = acquisition.batch_gains(0, exact_draws(covariance).reshape(-1, 3, 2), np.tile(noise, (3, 1)), lambda f: f.var(axis=0).sum(axis=1), 3)
+    batch = acquisition.batch_gains(
+        0, exact_draws(covariance).reshape(-1, 3, 2), np.tile(noise, (3, 1)), lambda f: f.var(axis=0).sum(axis=1), 3
+    )
     assert sorted(batch.rows) == [0, 1, 2]
     with pytest.raises(MethodError, match="1 to 3 unlabelled"):
         acquisition.batch_gains(0, np.ones((4, 3)), np.ones(3), lambda f: f.var(axis=0), 4)

@@ -172,7 +172,9 @@ def _gain(name: str, noise: np.ndarray, targets: np.ndarray) -> Callable[[np.nda
         wanted = draws[:, targets]
         return epig(draws, wanted, own, own[targets]) if name == "epig" else variance_reduction(draws, own, wanted)
 
-    return lambda draws: np.sum([one(draws[..., c], noise[:, c]) for c in range(draws.shape[2])], axis=0) if draws.ndim == 3 else one(draws, noise)
+    return lambda draws: (
+        np.sum([one(draws[..., c], noise[:, c]) for c in range(draws.shape[2])], axis=0) if draws.ndim == 3 else one(draws, noise)
+    )
 
 
 def loop(
