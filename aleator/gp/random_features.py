@@ -89,7 +89,7 @@ class RandomDeep:
         return params
 
 
-def waves_of(x: Array, waves: np.ndarray) -> Array:
+def waves_of(x: Array, waves: Array) -> Array:
     """(cos ωx, sin ωx)/√m, (n, 2m)."""
     angles = x @ jnp.asarray(waves.T, x.dtype)
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=1) / len(waves) ** 0.5
