@@ -38,7 +38,7 @@ def latent_start(key: Key, num_rows: int, size: int, columns: int, real: bool) -
 
 def weighted_terms(key: Key, model: Any, params: Tree, batch: Batch, num_samples: int, num_importance: int) -> Array:
     """log (1/K) Σₖ exp{E[log p(yᵢ | f)] + log p(wₖ) − log q(wₖ)} of each row, (n,), over num_samples draws of the inner layers and of the w."""
-    x = _tree.as_float64(jnp.asarray(batch.x)).reshape(batch.index.shape[0], -1)
+    x = _tree.as_float64(jnp.asarray(batch.x)).reshape(_tree.rows(batch.x), -1)
     location, log_scale = (params["latent"][name][batch.index] for name in ("location", "log_scale"))
     location = location + batch.y.astype(location.dtype) @ params["latent"]["weight"]
     shape = (num_importance, *location.shape)
@@ -48,7 +48,7 @@ def weighted_terms(key: Key, model: Any, params: Tree, batch: Batch, num_samples
         z = jax.random.normal(key_w, shape)
         w = location + jnp.exp(log_scale) * z
         ratio = jnp.sum(0.5 * (z**2 - w**2) + log_scale, axis=-1)
-        f = jnp.concatenate([jnp.broadcast_to(x, (num_importance, *x.shape)), w], axis=-1)
+        f: Any = jnp.concatenate([jnp.broadcast_to(x, (num_importance, *x.shape)), w], axis=-1)
         keys = jax.random.split(key_f, len(model.layers))
         for i, layer in enumerate(model.layers[:-1]):
             f = _one_function(keys[i], layer, params["layers"][str(i)], f)
