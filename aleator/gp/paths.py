@@ -55,7 +55,7 @@ def paths(key: KeyLike, fit: Any, num_samples: int = 20, num_features: int = 200
     return evaluate
 
 
-def _prior(model: Any, params: Tree, waves: Array, weights: Array, x: Tree) -> Array:
+def _prior(model: Any, params: Tree, waves: Any, weights: Array, x: Tree) -> Array:
     """g(x) − m(x), (S, n, k)."""
     kernel = params["kernel"]
     rows = model.kernel.pick(model.inputs(x)) / model.kernel.value(kernel, "length")

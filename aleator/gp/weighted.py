@@ -38,7 +38,7 @@ def latent_start(key: Key, num_rows: int, size: int, columns: int, real: bool) -
 
 def weighted_terms(key: Key, model: Any, params: Tree, batch: Batch, num_samples: int, num_importance: int) -> Array:
     """log (1/K) Σₖ exp{E[log p(yᵢ | f)] + log p(wₖ) − log q(wₖ)} of each row, (n,), over num_samples draws of the inner layers and of the w."""
-    x = _tree.as_float64(jnp.asarray(batch.x)).reshape(len(batch.y), -1)
+    x = _tree.as_float64(jnp.asarray(batch.x)).reshape(_tree.rows(batch.x), -1)
     location, log_scale = (params["latent"][name][batch.index] for name in ("location", "log_scale"))
     location = location + batch.y.astype(location.dtype) @ params["latent"]["weight"]
     shape = (num_importance, *location.shape)
