@@ -19,13 +19,13 @@ from aleator.gp.random_features import check_features, frequencies, waves_of
 from aleator.hyperpriors import positive_number
 from aleator.likelihoods import Likelihood
 from aleator.model import BNN
-from aleator.networks import as_network
+from aleator.networks._network import Wrapper, as_network
 from aleator.networks.spectral import SpectralNorm
 from aleator.priors import Normal, Prior
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomHead:
+class RandomHead(Wrapper):
     """scale·φ(h/length)·W for the outputs h (n, d) of a network, each divided by √d so that `length` means the same for any d; W (num_features, out_size)."""
 
     network: Any
@@ -41,14 +41,6 @@ class RandomHead:
         check_features(self.num_features, self.kernel)
         positive_number("RandomHead", "length", self.length)
         positive_number("RandomHead", "scale", self.scale)
-
-    @property
-    def fan_axes(self) -> str:
-        return getattr(self.network, "fan_axes", "last")
-
-    @property
-    def stochastic(self) -> bool:
-        return getattr(self.network, "stochastic", False)
 
     @property
     def params(self) -> Tree:
