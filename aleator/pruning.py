@@ -16,7 +16,7 @@ from aleator import _tree, sites
 from aleator._errors import MethodError, message
 from aleator._typing import Array, Tree
 from aleator.model import random_rows
-from aleator.networks.pruned import Pruned, PrunedSite
+from aleator.networks.pruned import Narrow, Pruned, PrunedSite, spread
 from aleator.posterior import GaussianDropout, Point
 from aleator.priors import Normal
 
@@ -55,11 +55,12 @@ def prune(fit: Any, threshold: float) -> Any:
         )
     operands, full = _fold_constants(base.apply, whole.operands, whole.weights, x, chosen)
     operands, full = _drop_unread(base.apply, operands, full, x, chosen)
-    parts = tuple(_part(site, operands[site.name]) for site in chosen)
-    kept = {part.name: _values(part, operands[part.name], site) for part, site in zip(parts, chosen, strict=True)}
+    cut, narrow = _narrowed(base.apply, _Cut(operands, full, chosen), x)
+    parts = tuple(_part(site, cut.operands[site.name]) for site in cut.chosen)
+    kept = {part.name: _values(part, cut.operands[part.name], site) for part, site in zip(parts, cut.chosen, strict=True)}
     gone = {site.path for site in chosen}
-    rest = {path: leaf for path, leaf in zip(_tree.paths(full), jax.tree.leaves(full), strict=True) if path not in gone}
-    network = Pruned(base, parts, {"kept": kept, "rest": rest})
+    rest = {path: leaf for path, leaf in zip(_tree.paths(cut.weights), jax.tree.leaves(cut.weights), strict=True) if path not in gone}
+    network = Pruned(base, parts, {"kept": kept, "rest": rest}, narrow)
     prior = model.prior if isinstance(model.prior, Normal) and isinstance(model.prior.scale, float) else Normal(1.0)
     small = dataclasses.replace(model, network=network, prior=prior)
     report = _report(model, whole.masked, base, full, network, x) | _counts(chosen, kept)
@@ -95,9 +96,18 @@ def _opened(network: Any, weights: Tree, masks: dict[str, np.ndarray], x: Tree) 
 def _reopened(network: Pruned, weights: Tree, masks: dict[str, np.ndarray], x: Tree) -> _Whole:
     """The network that a pruned one was made from, so that a second pruning is one pruning of the first network."""
     masked = _masked(weights, {path: mask for path, mask in masks.items() if path.startswith("kept.")})
-    full, parts = network.unpruned(masked), {part.name: part for part in network.parts}
-    chosen = [site for site in sites.find(network.base.apply, full, x).sites if site.name in parts]
-    operands = {site.name: _uncut(site, parts[site.name], masked["kept"][site.name]) for site in chosen}
+    parts = {part.name: part for part in network.parts}
+    found = lambda tree: [site for site in sites.find(network.base.apply, tree, x).sites if site.name in parts]
+    full = network.unpruned(masked)
+    chosen, small = found(full), found(network.narrowed(masked))
+    cuts = {(cut.path, cut.axis): cut.units for cut in network.narrow}
+    operands = {}
+    for site, cut in zip(chosen, small, strict=True):
+        kernel = _uncut(cut, parts[site.name], masked["kept"][site.name])
+        for axes, leaf_axes in ((site.weight_unit_axes, site.leaf_axes), (site.weight_out_axes, site.out_axes)):
+            if len(axes) == len(leaf_axes) == 1 and (units := cuts.get((site.path, leaf_axes[0]))) is not None:
+                kernel = np.asarray(spread(kernel, units, axes[0], site.weight_shape[axes[0]]))
+        operands[site.name] = kernel
     return _Whole(network.base, full, masked, chosen, operands)
 
 
@@ -214,6 +224,55 @@ def _drop_unread(
                 operands, weights = trial, smaller
                 break
     return operands, weights
+
+
+class _Cut(NamedTuple):
+    """Kernels and parameters of a network, and its sites with the shapes they have there."""
+
+    operands: dict[str, np.ndarray]
+    weights: Tree
+    chosen: list[sites.Site]
+
+
+def _narrowed(apply: Any, whole: _Cut, x: Tree) -> tuple[_Cut, tuple[Narrow, ...]]:
+    """The same code on narrower layers: units that nobody reads leave the leaf that feeds them, its bias and the leaf that would read them.
+
+    As in `_drop_unread` the map after is taken for the reader. A network whose code fixes its widths refuses the narrower leaves, one in
+    which somebody else reads the units (a skip, a norm) refuses them or says something else: those pairs stay as wide as they were.
+    """
+    run = jax.jit(lambda kernels, tree: sites.replay(None, apply, tree, x, _with(kernels))[0])
+    before = run(whole.operands, whole.weights)
+    narrow: list[Narrow] = []
+    for site, after in itertools.pairwise(whole.chosen):
+        if not len(site.weight_out_axes) == len(site.out_axes) == len(after.weight_unit_axes) == len(after.leaf_axes) == 1:
+            continue
+        out, unit = site.weight_out_axes[0], after.weight_unit_axes[0]
+        reader = whole.operands[after.name]
+        read, channels = np.any(reader != 0, axis=tuple(a for a in range(reader.ndim) if a != unit)), whole.operands[site.name].shape[out]
+        if len(read) % channels:
+            continue
+        numbers = np.arange(len(read))
+        for channel in (numbers % channels, numbers // (len(read) // channels)):  # channels last, channels first
+            alive = np.unique(channel[read]) if read.any() else np.zeros(1, int)
+            if len(alive) == channels:
+                continue
+            units = np.flatnonzero(np.isin(channel, alive))
+            cuts = [Narrow(site.path, site.out_axes[0], alive), Narrow(after.path, after.leaf_axes[0], units)]
+            if site.bias_path is not None:
+                bias = _leaf(whole.weights, site.bias_path)
+                cuts += [Narrow(site.bias_path, axis, alive) for axis in range(bias.ndim) if bias.shape[axis] == bias.size == channels]
+            kernels = {site.name: np.take(whole.operands[site.name], alive, out), after.name: np.take(reader, units, unit)}
+            leaves = {cut.path: jnp.take(_leaf(whole.weights, cut.path), cut.units, cut.axis) for cut in cuts}
+            trial = _Cut(whole.operands | kernels, _replaced(whole.weights, leaves), whole.chosen)
+            try:
+                said = run(trial.operands, trial.weights)
+            except Exception:  # the network's own code, which may refuse in any way
+                continue
+            if said.shape == before.shape and float(jnp.max(jnp.abs(said - before))) <= ROUNDING * float(jnp.max(jnp.abs(before))):
+                whole, narrow = trial, narrow + cuts
+                break
+    found = {site.name: site for site in sites.find(apply, whole.weights, x).sites}
+    return whole._replace(chosen=[found[site.name] for site in whole.chosen]), tuple(narrow)
 
 
 def _part(site: sites.Site, operand: np.ndarray) -> PrunedSite:

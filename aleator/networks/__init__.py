@@ -4,7 +4,7 @@ from aleator.networks._network import Network, UserNetwork, as_network
 from aleator.networks.conv import VGG, LeNet5, LeNet5Caffe, ResNet
 from aleator.networks.mlp import MLP, Shallow
 from aleator.networks.partial import Partial
-from aleator.networks.pruned import Pruned, PrunedSite
+from aleator.networks.pruned import Narrow, Pruned, PrunedSite
 from aleator.networks.recurrent import GRU, LSTM
 from aleator.networks.spectral import SpectralNorm
 from aleator.networks.transformer import Transformer
@@ -18,6 +18,7 @@ __all__ = [
     "LeNet5Caffe",
     "Network",
     "Partial",
+    "Narrow",
     "Pruned",
     "PrunedSite",
     "ResNet",

@@ -37,32 +37,70 @@ class PrunedSite:
 
     def nbytes(self) -> int:
         """Bytes of the indices, in the smallest integers that hold them."""
-        smallest = lambda array: 0 if array is None else array.size * np.min_scalar_type(int(array.max(initial=0))).itemsize
         return smallest(self.index) + smallest(self.inputs) + smallest(self.outputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Narrow:
+    """A leaf of which only these units along one axis are left."""
+
+    path: str
+    axis: int
+    units: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pruned:
-    """A network as a function of the weights it kept: params = {"kept": {site: values (nnz,)}, "rest": {path: leaf}}."""
+    """A network as a function of the weights it kept: params = {"kept": {site: values (nnz,)}, "rest": {path: leaf}}.
+
+    Where the network's own code runs on narrower layers too, its leaves are cut (narrow) and everything between two maps, pooling and
+    activations, runs on the units that are left; elsewhere a map's outputs are put back among zeros. parts number units after the cut.
+    """
 
     base: Any
     parts: tuple[PrunedSite, ...]
     params: Tree
+    narrow: tuple[Narrow, ...] = ()
 
     def init(self, key: Key) -> Tree:
         """The values it was made with: a pruned network has no fresh start."""
         return jax.tree.map(jnp.asarray, self.params)
 
     def apply(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
-        return sites.replay(None, self.base.apply, self.unpruned(params), x, self._handler(params["kept"]), network_key=key)[0]
+        return sites.replay(None, self.base.apply, self.narrowed(params), x, self._handler(params["kept"]), network_key=key)[0]
+
+    def narrowed(self, params: Tree) -> Tree:
+        """Parameters of the network this one was made from, cut, with zeros for all weights of the pruned maps."""
+
+        def leaf(path: str, whole: jax.ShapeDtypeStruct) -> Array:
+            if path in params["rest"]:
+                return params["rest"][path]
+            shape = list(whole.shape)
+            for cut in self.narrow:
+                if cut.path == path:
+                    shape[cut.axis] = len(cut.units)
+            return jnp.zeros(shape, whole.dtype)
+
+        return self._tree(leaf)
 
     def unpruned(self, params: Tree) -> Tree:
-        """Parameters of the network this one was made from, with zeros for all weights of the pruned maps."""
-        template = jax.eval_shape(self.base.init, jax.random.key(0))
-        leaves = [
-            params["rest"][path] if path in params["rest"] else jnp.zeros(leaf.shape, leaf.dtype)
-            for path, leaf in zip(_tree.paths(template), jax.tree.leaves(template), strict=True)
-        ]
+        """The same uncut, with zeros for what is gone."""
+        return self._tree(lambda path, whole: self.widened(path, params["rest"][path]) if path in params["rest"] else jnp.zeros_like(whole))
+
+    def widened(self, path: str, leaf: Array) -> jax.Array:
+        """A leaf as long as it was along the axes that were cut, with zeros in the place of what is gone."""
+        sizes = dict(zip(_tree.paths(self._template()), jax.tree.leaves(self._template()), strict=True))[path].shape
+        for cut in self.narrow:
+            if cut.path == path:
+                leaf = spread(jnp.asarray(leaf), cut.units, cut.axis, sizes[cut.axis])
+        return jnp.asarray(leaf)
+
+    def _template(self) -> Tree:
+        return jax.eval_shape(self.base.init, jax.random.key(0))
+
+    def _tree(self, leaf: Callable[[str, jax.ShapeDtypeStruct], Array]) -> Tree:
+        template = self._template()
+        leaves = [leaf(path, whole) for path, whole in zip(_tree.paths(template), jax.tree.leaves(template), strict=True)]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def rebuild(self, params: Tree) -> Tree:
@@ -70,7 +108,7 @@ class Pruned:
 
     def nbytes(self) -> int:
         """Bytes of what must be stored: values and positions of the weights kept, and the other parameters."""
-        return _tree.nbytes(jax.tree.map(jnp.asarray, self.params)) + sum(part.nbytes() for part in self.parts)
+        return _tree.nbytes(jax.tree.map(jnp.asarray, self.params)) + sum(part.nbytes() for part in self.parts) + sum(smallest(cut.units) for cut in self.narrow)
 
     def _handler(self, kept: dict[str, Array]) -> Callable:
         parts = {part.name: part for part in self.parts}
@@ -83,10 +121,18 @@ class Pruned:
                 inputs = jnp.take(inputs, part.inputs, axis=part.in_axis)
             out = compute(inputs, part.kernel(kept[site.name]))
             if part.outputs is not None:
-                shape = list(out.shape)
-                shape[part.out_axis] = site.output_shape[part.out_axis]
-                where = (slice(None),) * part.out_axis + (part.outputs,)
-                out = jnp.zeros(shape, out.dtype).at[where].set(out, unique_indices=True)
+                out = spread(out, part.outputs, part.out_axis, site.output_shape[part.out_axis])
             return out if weights.bias is None else out + weights.bias[0], None
 
         return handler
+
+
+def spread(values: Array, units: np.ndarray, axis: int, size: int) -> jax.Array:
+    """Values at these of `size` units along an axis, zeros at the others."""
+    shape = (*values.shape[:axis], size, *values.shape[axis + 1 :])
+    return jnp.zeros(shape, values.dtype).at[(slice(None),) * axis + (units,)].set(values, unique_indices=True)
+
+
+def smallest(numbers: np.ndarray | None) -> int:
+    """Bytes of whole numbers in the smallest integers that hold them."""
+    return 0 if numbers is None else numbers.size * np.min_scalar_type(int(numbers.max(initial=0))).itemsize
