@@ -137,7 +137,8 @@ def _sentence(
         )
     if chains > 1 and any(np.array_equal(positions[i], positions[j]) for i in range(chains) for j in range(i)):
         return "Two chains are identical: their keys or starts are the same; this is a defect, please report it.", False
-    flat = _flat_directions(watch, positions)
+    # Weights of a network wander among its exchangeable units and away from where training left them, under any prior.
+    flat = _flat_directions(watch, positions) if health["judged"] == "parameters" else np.empty(0, int)
     if flat.size and not health["rhat_parameters"] < 1.1:
         said = (
             f"{names[flat[0]]} wanders with nothing to hold it ({len(flat)} of {len(names)} parameters): "

@@ -95,6 +95,16 @@ def test_an_improper_density_is_named() -> None:
     assert "improper" in fit.status and "[1]" in fit.status
 
 
+def test_a_short_run_of_a_network_is_not_called_improper() -> None:
+    """Its weights have a proper prior and have merely not been everywhere yet: what disagrees is the functions."""
+    x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    model = al.BNN(al.networks.MLP(2, (20,), 1, activation="tanh"), al.Gaussian(0.05), al.Normal(1.0, scaling="fan_in"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", al.HealthWarning)
+        fit = al.fit(0, model, (x, np.sin(2 * x[:, 0])), al.HMC(num_samples=60, num_warmup=60, num_chains=2, num_leapfrog=5), progress=False)
+    assert "do not agree in functions" in fit.status and "improper" not in fit.status
+
+
 def test_a_constrained_support_is_named() -> None:
     fit = run(lambda q: jnp.where(q[0] > 0, -q[0], -jnp.inf), np.ones(1))
     assert "outside the support" in fit.status and "unconstrained" in fit.status
