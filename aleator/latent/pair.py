@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
@@ -14,7 +15,7 @@ from aleator.data import Batch
 from aleator.latent._conjugate import Family, add, real_weights
 from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.mixture import rows_of
-from aleator.latent.parts import StudentT, as_part
+from aleator.latent.parts import StudentT, as_part, emitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Pair(ConjugateLatent):
     def bind(self, x: Tree, y: Tree) -> Pair:
         no_inputs(self, x)
         return dataclasses.replace(self, part=self.part.bind(observations(y)))
+
+    def observed(self, y: Any) -> np.ndarray:
+        return emitted(self.part, observations(y))
 
     @property
     def families(self) -> dict[str, Family]:
