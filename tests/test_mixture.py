@@ -370,5 +370,5 @@ class TestHardData:
         """One column was broadcast to all of the fit's."""
         fit = al.fit(0, Mixture(1, parts.Gaussian(covariance)), np.random.default_rng(0).normal(size=(9, 3)), al.EM(num_restarts=1))
         for ask in (al.latent.log_prob, al.latent.components):
-            with pytest.raises(al.DataError, match="Got: 1 columns. Expected: 3"):
+            with pytest.raises(al.DataError, match="1 columns"):
                 ask(1, fit, np.zeros(4))

@@ -105,7 +105,7 @@ def choose(
     """
     x = check_arrays(pool, "pool")
     rows = _tree.rows(x)
-    allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
+    allowed = np.setdiff1d(np.arange(rows), _acquisition.row_numbers(excluded, rows))
     _acquisition.check_batch(num, len(allowed))
     key_pool, key_draws, key_pick, key_kind = split(as_key(key), 4)
     size = min(rows, max(max_rows, num))
