@@ -706,6 +706,17 @@ def test_rounds_of_a_loop_share_their_programs(caplog):
     assert history.fit.manifest["data"]["num_data"] == 49
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [({"initial": 5, "budget": 3}, "beyond the budget"), ({"batch": 2.5}, "whole numbers"), ({"scores": ["nothing"]}, "no such score")],
+)
+def test_a_loop_that_cannot_be_run_as_asked_is_refused(pool, wrong, text):
+    """Five labels were asked for with a budget of three, which was then "used"."""
+    model, x, y = pool
+    with pytest.raises(MethodError, match=text):
+        al.active.loop(0, model, al.Exact(), x, y, **{"batch": 2, "budget": 6, "initial": 4, "test": (x, y)} | wrong)
+
+
 def test_repeated_rows_are_the_same_data():
     """Five rows in 32, in closed form and at the mode of a small network."""
     rng = np.random.default_rng(0)

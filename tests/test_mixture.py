@@ -372,3 +372,8 @@ class TestHardData:
         for ask in (al.latent.log_prob, al.latent.components):
             with pytest.raises(al.DataError, match="1 columns"):
                 ask(1, fit, np.zeros(4))
+
+    def test_an_update_with_other_columns_is_refused(self):
+        fit = al.fit(0, Pair("bernoulli"), np.array([1.0, 0.0]), al.Exact())
+        with pytest.raises(al.DataError, match="2 columns"):
+            fit.update(np.array([[1.0, 0.0]]))
