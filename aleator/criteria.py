@@ -228,7 +228,11 @@ def _interval(predictive: PredictiveViews, y: Any, level: float, name: str) -> t
 
 
 def _labelled(scores: Any, positive: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    values, flags = np.asarray(scores, float), np.asarray(positive).astype(bool)
+    values, given = np.asarray(scores, float), np.asarray(positive)
+    if given.dtype.kind not in "biuf" or np.any((given != 0) & (given != 1)):  # NaN and names would all count as positive
+        got = f"{given.dtype} of shape {given.shape}"
+        raise DataError(message(f"{name} cannot be computed.", got, "booleans, or zeros and ones", "pass labels == the positive one"))
+    flags = given.astype(bool)
     if values.ndim != 1 or values.shape != flags.shape or not np.all(np.isfinite(values)) or flags.all() or not flags.any():
         got = f"scores of shape {values.shape}, {int(flags.sum())} positives of {flags.size}"
         raise DataError(message(f"{name} cannot be computed.", got, "finite (n,) scores and both kinds of rows", "check the scores"))

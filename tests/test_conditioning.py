@@ -118,3 +118,12 @@ def test_what_cannot_be_trusted_or_used_is_told(joint):
     ):
         with pytest.raises(DataError, match=text):
             call()
+
+
+def test_a_matrix_with_a_negative_eigenvalue_is_no_covariance():
+    """The variance left was −3."""
+    for ask in (conditioning.gaussian, lambda mean, matrix, given: conditioning.mixture([1.0], [mean], [matrix], given)):
+        with pytest.raises(DataError, match="an eigenvalue of -1"):
+            ask([0.0, 1.0], [[1.0, 2.0], [2.0, 1.0]], [NAN, 1.0])
+    mean, covariance = conditioning.gaussian([0.0, 1.0], [[1.0, 1.0], [1.0, 1.0]], [NAN, 2.0])  # singular is one
+    np.testing.assert_allclose([mean[0], covariance[0, 0]], [1.0, 0.0], atol=1e-6)

@@ -136,3 +136,11 @@ def test_several_columns_are_averaged():
     apart = [Predictive(Outputs(draws=c * F, extra={"scale": SCALE}), Gaussian(), squeeze=True) for c in (1, 2)]
     expected = np.mean([criteria.crps(one, target).value for one, target in zip(apart, y.T, strict=True)])
     assert criteria.crps(both, y).value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("positive", [[0.0, np.nan, 1.0], ["no", "yes", "no"], [1, 2, 1]])
+def test_flags_that_are_neither_yes_nor_no_are_refused(positive):
+    """Every one of them counted as positive but for zeros."""
+    for score in (criteria.auroc, criteria.aupr):
+        with pytest.raises(DataError, match="zeros and ones"):
+            score([1.0, 2.0, 3.0], positive)

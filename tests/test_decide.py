@@ -706,6 +706,17 @@ def test_rounds_of_a_loop_share_their_programs(caplog):
     assert history.fit.manifest["data"]["num_data"] == 49
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [({"initial": 5, "budget": 3}, "beyond the budget"), ({"batch": 2.5}, "whole numbers"), ({"scores": ["nothing"]}, "no such score")],
+)
+def test_a_loop_that_cannot_be_run_as_asked_is_refused(pool, wrong, text):
+    """Five labels were asked for with a budget of three, which was then "used"."""
+    model, x, y = pool
+    with pytest.raises(MethodError, match=text):
+        al.active.loop(0, model, al.Exact(), x, y, **{"batch": 2, "budget": 6, "initial": 4, "test": (x, y)} | wrong)
+
+
 def test_repeated_rows_are_the_same_data():
     """Five rows in 32, in closed form and at the mode of a small network."""
     rng = np.random.default_rng(0)
@@ -789,6 +800,50 @@ def test_bad_decisions_are_named():
         al.decide.exponential(0.0)
     with pytest.raises(MethodError, match="needs a predictive"):
         al.decide.best_action(np.zeros(3), lambda a, y: y, [0])
+
+
+def test_decisions_are_the_same_however_y_is_shaped():
+    """(rows, 1) and (rows,) are one target: `plug_in` and `realised` broke on the first."""
+    utility, y = (lambda a, y: -np.abs(a - y)), np.array([0.0, 1.0, 0.2])
+    outputs = Outputs(draws=RNG.normal(size=(5, 3, 1)), extra={"scale": np.ones(5)})
+    flat, column = (Predictive(outputs, Gaussian(), squeeze=squeeze) for squeeze in (True, False))
+    for decide in (al.decide.best_action, al.decide.plug_in):
+        one, other = decide(flat, utility, [0.0, 1.0]), decide(column, utility, [0.0, 1.0])
+        np.testing.assert_array_equal(one.table, other.table)
+        np.testing.assert_array_equal(al.decide.realised(one, utility, y), al.decide.realised(other, utility, y[:, None]))
+    with pytest.raises(DataError, match="does not match the decisions"):
+        al.decide.realised(al.decide.best_action(flat, utility, [0.0]), utility, y[:1])
+    for ask in (al.decide.plug_in, al.decide.value_of_knowing):
+        with pytest.raises(MethodError, match="nothing to choose"):
+            ask(flat, utility, [])
+    with pytest.raises(DataError, match="another shape"):
+        al.decide.best_action(flat, lambda a, y: np.stack([y, y], axis=-1), [0.0])
+
+
+def test_a_mask_of_labelled_rows_excludes_them():
+    """It was read as the row numbers 0 and 1."""
+    draws, labelled = RNG.dirichlet(np.ones(3), (6, 8)), np.arange(8) > 3
+    chosen = [
+        acquisition.top(0, np.arange(8.0), 3, labelled),
+        acquisition.batch_bald(0, draws, 3, labelled),
+        acquisition.diverse(0, draws[0], RNG.normal(size=(8, 2)), 3, labelled),
+        acquisition.batch_gains(0, RNG.normal(size=(6, 8)), np.ones(8), lambda f: f.var(axis=0), 3, labelled),
+    ]
+    for batch in chosen:
+        assert batch.rows.max() <= 3
+    for wrong in ([-1], [8], [0.5], labelled[:5]):
+        with pytest.raises(DataError, match="cannot be excluded"):
+            acquisition.top(0, np.arange(8.0), 3, wrong)
+
+
+def test_classes_that_are_none_are_named():
+    probs, y = RNG.dirichlet(np.ones(3), 20), RNG.integers(0, 3, 20)
+    with pytest.raises(DataError, match="encode the classes"):
+        calibration.ece(probs, np.array(["a", "b", "c"])[y])
+    for label in (3, -1, "a"):
+        with pytest.raises(DataError, match="no such class"):
+            calibration.reliability(probs, y, label=label)
+    np.testing.assert_array_equal(calibration.reliability(probs, y, label=2).size.sum(), 20)
 
 
 def test_value_of_a_label_in_closed_form():

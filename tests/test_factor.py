@@ -251,3 +251,34 @@ def test_bad_input_is_refused() -> None:
         FactorModel(2, noise="isotropic").bind(None, y).maximum_likelihood(holes(y))
     with pytest.raises(al.ModelError, match="cannot be drawn"):
         al.fit(0, FactorModel(1, "bernoulli"), (y > 0).astype(float), al.Gibbs(num_samples=2, num_warmup=1, num_chains=1))
+
+
+@pytest.mark.parametrize("noise", ["isotropic", "diagonal"])
+def test_rows_with_holes_are_judged_by_what_is_there_also_after_a_fit_to_whole_rows(noise):
+    """Missing entries were taken for entries at the mean when the data of the fit had none."""
+    y = gaussian()
+    fit = al.fit(0, FactorModel(2, noise=noise), y, al.EM(num_steps=2000))
+    named = fit.model.constrain(fit.posterior.params)
+    loadings, mean = np.asarray(named["loadings"], float), np.asarray(named["mean"], float)
+    covariance = loadings @ loadings.T + np.eye(len(mean)) * np.asarray(named["noise"], float) ** 2
+    asked = y[:4].copy()
+    asked[0, 1], asked[1, :4], asked[2] = np.nan, np.nan, np.nan
+    exact = []
+    for row in asked:
+        seen = np.isfinite(row)
+        exact.append(multivariate_normal(mean[seen], covariance[np.ix_(seen, seen)]).logpdf(row[seen]) if seen.any() else 0.0)
+    np.testing.assert_allclose(al.latent.log_prob(1, fit, asked), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "wrong"), [("bernoulli", 0.5), ("poisson", -1.0), ("categorical", 3.0)])
+def test_questions_about_rows_the_family_cannot_emit_are_refused(family, wrong):
+    y = np.random.default_rng(0).integers(0, 2 if family == "bernoulli" else 3, (20, 3)).astype(float)
+    fit = al.fit(0, FactorModel(1, family), y, al.MAP(num_steps=2))
+    asked = np.array([[wrong, 1.0, np.nan]])
+    for ask in (
+        lambda: al.latent.log_prob(1, fit, asked),
+        lambda: al.latent.conditional(1, fit, asked, 2),
+        lambda: fit.model.encode(fit.posterior.params, asked),
+    ):
+        with pytest.raises(al.DataError, match="cannot emit"):
+            ask()

@@ -344,3 +344,33 @@ def test_errors_say_what_is_wrong():
     for build in (lambda: HMM(0), lambda: HMM(2, "nothing"), lambda: HMM(2, transition=1.0), lambda: HMM(2, stickiness=-1.0)):
         with pytest.raises(al.ModelError):
             build()
+
+
+def test_log_prob_of_several_sequences_is_that_of_all_of_them():
+    y = np.random.default_rng(0).integers(0, 3, 12)
+    ids = np.arange(12) // 4
+    fit = al.fit(0, HMM(2, "categorical"), (ids, y), al.EM(num_restarts=1, num_steps=500))
+    each = [fit.model.filter(fit.posterior.params, y[ids == i]).log_terms.sum() for i in range(3)]
+    np.testing.assert_allclose(al.latent.log_prob(1, fit, y, x=ids), [np.sum(each)], rtol=1e-9)
+
+
+def test_questions_about_rows_the_states_cannot_emit_are_refused():
+    """A label beyond the last was counted as the last."""
+    model = HMM(2, "categorical").bind(None, np.array([0, 1, 2, 1]))
+    params = model.sample_prior(jax.random.key(0))
+    for asked in ([0, 3, 1], [0, -1, 1]):
+        with pytest.raises(al.DataError, match="cannot emit"):
+            model.filter(params, np.array(asked))
+    with pytest.raises(al.DataError, match="2 columns"):
+        model.viterbi(params, np.zeros((3, 2)))
+
+
+def test_a_forecast_does_not_take_the_past_of_the_sequence_before():
+    y, ids = np.random.default_rng(0).normal(size=9).cumsum(), np.repeat([0, 1], [8, 1])
+    model = HMM(2, Autoregressive(lags=2)).bind(ids, y)
+    draws = jax.vmap(model.sample_prior)(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(al.DataError, match="1 rows of the last sequence"):
+        model.forecast(1, draws, y, 2, x=ids)
+    with pytest.raises(al.DataError, match="1 rows of the last sequence"):
+        model.forecast(1, draws, y[:1], 2)
+    assert model.forecast(1, draws, y[:8], 2, x=ids[:8]).paths.shape == (3, 2)

@@ -273,3 +273,54 @@ def test_odd_data_has_sane_answers_and_errors_say_what_is_wrong():
     ):
         with pytest.raises(al.ModelError):
             build()
+
+
+def test_two_seasons_are_two_parts_of_the_series():
+    """The second was written over the first."""
+    t = np.arange(40)
+    y = np.sin(2 * np.pi * t / 7) + 2 * np.cos(2 * np.pi * t / 4)
+    model = Structural((Level(), Seasonal(7), Seasonal(4))).bind(None, y)
+    params = model.mode(model.prior_counts())
+    found = model.decompose(params, y)
+    assert list(found) == ["level", "seasonal", "seasonal2"]
+    smoothed = model.smooth(params, y)
+    seen = model.centre[0] + model.scale[0] * smoothed.mean @ model.system(params).emission[0]
+    np.testing.assert_allclose(sum(mean for mean, _ in found.values()), seen, rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_of_questions_and_forecasts_have_the_shape_of_the_fit():
+    """Two inputs of three steps were read from three of two; one column was broadcast to two; none at all counted as no effects."""
+    rng = np.random.default_rng(0)
+    x, y, future = rng.normal(size=(20, 2)), rng.normal(size=20), rng.normal(size=(3, 2))
+    model = Structural((Level(), Effects())).bind(x, y)
+    params = model.mode(model.prior_counts())
+    draws = jax.tree.map(lambda leaf: leaf[None], params)
+    for ask in (
+        lambda: model.forecast(0, draws, y, 3, x=x, future=future.T),
+        lambda: model.forecast(0, draws, y, 3, x=x, future=future.ravel()),
+        lambda: model.smooth(params, y, x=x[:, :1]),
+        lambda: model.smooth(params, y, x=x[:10]),
+        lambda: model.simulate(0, params, 4),
+        lambda: model.log_likelihood(params, batch(y)),
+    ):
+        with pytest.raises(al.DataError, match="inputs"):
+            ask()
+    assert model.forecast(0, draws, y, 1, x=x, future=future[0]).paths.shape == (1, 1)
+
+
+def test_log_prob_sees_the_inputs():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 1))
+    y = 3.0 * x[:, 0] + 0.1 * rng.normal(size=30)
+    fit = al.fit(0, Structural((Level(), Effects())), (x, y), al.EM(num_restarts=1, num_steps=500))
+    exact = fit.model.filter(fit.posterior.params, y, x).log_terms.sum()
+    np.testing.assert_allclose(al.latent.log_prob(1, fit, y, x=x), [exact], rtol=1e-9)
+    with pytest.raises(al.DataError, match="pass x as there"):
+        al.latent.log_prob(1, fit, y)
+
+
+def test_questions_about_other_columns_are_refused():
+    """One column was broadcast to all of the fit's."""
+    model = LinearDynamics(2).bind(None, np.random.default_rng(0).normal(size=(8, 3)))
+    with pytest.raises(al.DataError, match="1 columns"):
+        model.filter(model.mode(model.prior_counts()), np.zeros(5))

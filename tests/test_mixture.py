@@ -347,3 +347,33 @@ class TestHardData:
             fit.predict(0, EIGHT)
         with pytest.raises(al.MethodError, match="come apart"):
             al.fit(0, Mixture(2, parts.Gaussian("tied")), EIGHT, al.Gibbs(collapsed=True))
+
+    @pytest.mark.parametrize(
+        ("part", "wrong"),
+        [
+            ("bernoulli", [[0.5, 1.0]]),
+            ("poisson", [[-1.0, 2.0]]),
+            ("poisson", [[1.5, 2.0]]),
+            ("categorical", [[3.0]]),
+            ("categorical", [[-1.0]]),
+        ],
+    )
+    def test_questions_about_rows_the_parts_cannot_emit_are_refused(self, part, wrong):
+        """They were counted as missing, or as the nearest label, in silence."""
+        fit = al.fit(0, Mixture(2, part), rows(0, part), al.EM(num_restarts=1, num_steps=500))
+        for ask in (al.latent.log_prob, al.latent.components, al.latent.conditional):
+            with pytest.raises(al.DataError, match="cannot emit"):
+                ask(1, fit, np.array(wrong))
+
+    @pytest.mark.parametrize("covariance", parts.COVARIANCES)
+    def test_questions_about_other_columns_are_refused(self, covariance):
+        """One column was broadcast to all of the fit's."""
+        fit = al.fit(0, Mixture(1, parts.Gaussian(covariance)), np.random.default_rng(0).normal(size=(9, 3)), al.EM(num_restarts=1))
+        for ask in (al.latent.log_prob, al.latent.components):
+            with pytest.raises(al.DataError, match="1 columns"):
+                ask(1, fit, np.zeros(4))
+
+    def test_an_update_with_other_columns_is_refused(self):
+        fit = al.fit(0, Pair("bernoulli"), np.array([1.0, 0.0]), al.Exact())
+        with pytest.raises(al.DataError, match="2 columns"):
+            fit.update(np.array([[1.0, 0.0]]))

@@ -38,8 +38,14 @@ def classes(given: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (n, K) and class numbers (n,); y by name where a predictive has names."""
     probs = probabilities(given)
     numbers = given.encode(y).reshape(-1) if isinstance(given, PredictiveViews) else np.asarray(y).reshape(-1)
-    if numbers.shape != (len(probs),) or np.any(numbers != np.floor(numbers)) or numbers.min() < 0 or numbers.max() >= probs.shape[1]:
-        got = f"y of shape {np.shape(y)}"
+    if (
+        numbers.dtype.kind not in "biuf"
+        or numbers.shape != (len(probs),)
+        or np.any(numbers != np.floor(numbers))
+        or numbers.min() < 0
+        or numbers.max() >= probs.shape[1]
+    ):
+        got = f"y of shape {np.shape(y)}, {numbers.dtype}"
         raise DataError(
             message("y does not match the predictions.", got, f"{len(probs)} class numbers below {probs.shape[1]}", "encode the classes")
         )

@@ -121,7 +121,8 @@ def batch_gains(key: KeyLike, draws: Any, noise: Any, score: Callable[[np.ndarra
     """A batch for numeric targets, greedily: the row of the highest score(centred draws) → (rows,), then the same with the draws `conditioned` on it, so that
     rows that tell the same are not taken twice. draws (S, rows) or (S, rows, k); noise: σ² of a label, (rows,) or (rows, k). value: each row's score when it was chosen.
     """
-    values, taken = np.asarray(draws, float), list(np.asarray(excluded, np.int64))
+    values = np.asarray(draws, float)
+    taken = list(row_numbers(excluded, values.shape[1]))
     left = _centred(values.reshape(len(values), -1)).reshape(values.shape)
     check_batch(num, values.shape[1] - len(set(taken)))
     chosen: list[int] = []
@@ -162,7 +163,7 @@ def batch_bald(key: KeyLike, draws: Any, num: int, excluded: Any = ()) -> Batch:
     probs = probabilities(draws, 3)
     size, rows, _ = probs.shape
     generator = np.random.Generator(np.random.Philox(seed_of(as_key(key))))
-    allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
+    allowed = np.setdiff1d(np.arange(rows), row_numbers(excluded, rows))
     check_batch(num, len(allowed))
     known = discrete_entropy(probs)  # H[y | θ_s], (S, rows)
     bound = np.full(rows, -np.inf)
@@ -234,7 +235,7 @@ def diverse(key: KeyLike, probs: Any, embedding: Any, num: int, excluded: Any = 
     """
     p, features = probabilities(probs), np.asarray(embedding, float)
     generator = np.random.Generator(np.random.Philox(seed_of(as_key(key))))
-    allowed = np.setdiff1d(np.arange(len(p)), np.asarray(excluded, np.int64))
+    allowed = np.setdiff1d(np.arange(len(p)), row_numbers(excluded, len(p)))
     check_batch(num, len(allowed))
     error = p - np.eye(p.shape[1])[np.argmax(p, axis=1)]
     norms = np.sum(error**2, axis=1) * np.sum(features**2, axis=1)
@@ -264,7 +265,7 @@ def top(key: KeyLike, scores: Any, num: int, excluded: Any = ()) -> Batch:
                 "check the predictive",
             )
         )
-    allowed = np.setdiff1d(np.arange(len(values)), np.asarray(excluded, np.int64))
+    allowed = np.setdiff1d(np.arange(len(values)), row_numbers(excluded, len(values)))
     check_batch(num, len(allowed))
     tie = np.random.Generator(np.random.Philox(seed_of(as_key(key)))).permutation(len(values))
     order = allowed[np.lexsort((tie[allowed], -values[allowed]))][:num]
@@ -273,6 +274,20 @@ def top(key: KeyLike, scores: Any, num: int, excluded: Any = ()) -> Batch:
 
 def _weighted(generator: np.random.Generator, rows: np.ndarray, mass: np.ndarray) -> int:
     return int(generator.choice(rows, p=mass / mass.sum()) if mass.sum() > 0 else generator.choice(rows))
+
+
+def row_numbers(excluded: Any, rows: int) -> np.ndarray:
+    """Numbers of the rows not to choose: as given, or where a mask (rows,) is true, which would otherwise pass for the rows 0 and 1."""
+    given = np.asarray(excluded)
+    if given.dtype == bool and given.shape == (rows,):
+        return np.flatnonzero(given)
+    numbers = np.asarray(excluded, np.int64).ravel()
+    if given.dtype == bool or np.any(numbers != given.ravel()) or np.any((numbers < 0) | (numbers >= rows)):
+        got = f"{given.dtype} of shape {given.shape}"
+        raise DataError(
+            message("These rows cannot be excluded.", got, f"row numbers below {rows}, or a mask ({rows},)", "pass the labelled rows")
+        )
+    return numbers
 
 
 def check_batch(num: int, left: int) -> None:

@@ -105,7 +105,7 @@ def choose(
     """
     x = check_arrays(pool, "pool")
     rows = _tree.rows(x)
-    allowed = np.setdiff1d(np.arange(rows), np.asarray(excluded, np.int64))
+    allowed = np.setdiff1d(np.arange(rows), _acquisition.row_numbers(excluded, rows))
     _acquisition.check_batch(num, len(allowed))
     key_pool, key_draws, key_pick, key_kind = split(as_key(key), 4)
     size = min(rows, max(max_rows, num))
@@ -208,14 +208,22 @@ def loop(
     """
     key, x = as_key(key), check_arrays(pool, "pool")
     rows = _tree.rows(x)
-    if batch < 1 or budget < 1:
-        raise MethodError(
-            message("There is nothing to label.", f"batch={batch}, budget={budget}", "at least 1 of each", "pass larger numbers")
-        )
+    if not all(isinstance(number, (int, np.integer)) and number >= 1 for number in (batch, budget)):
+        got = f"batch={batch!r}, budget={budget!r}"
+        raise MethodError(message("There is nothing to label.", got, "whole numbers, at least 1 of each", "pass e.g. batch=10, budget=100"))
     ask = oracle_of(oracle, x, rows)
     key_first, key_rounds = split(key, 2)
     first = _first(key_first, initial, rows)
     budget = min(budget, rows)
+    if len(first) > budget:  # the first labels are of the budget
+        raise MethodError(
+            message(
+                "The first rows go beyond the budget.",
+                f"{len(first)} of them",
+                f"at most {budget}",
+                "pass fewer as initial, or a larger budget",
+            )
+        )
     saved = None if directory is None else _Saved(Path(directory), _identity(key, model, method, x, acquisition, batch, first, max_rows))
     index, labels, rounds, fitted = (np.zeros(0, np.int64), [], [], None) if saved is None else saved.read(warm)
     while True:
@@ -302,6 +310,8 @@ def _scored(key: Key, fitted: Fit, test: Any, names: Sequence[str] | None, num_s
     predictive = fitted.predict(key, x, num_samples)
     if names is None:
         names = ("accuracy", "log_score") if predictive.support in ("label", "binary") else ("rmse", "log_score")
+    if unknown := [name for name in names if name not in criteria.CRITERIA]:
+        raise MethodError(message("There is no such score.", repr(unknown[0]), f"of {', '.join(criteria.CRITERIA)}", "pass some of them"))
     found = {name: criteria.CRITERIA[name](predictive, y) for name in names}
     return {name: (score.value, score.stderr, score.higher_is_better) for name, score in found.items()}
 

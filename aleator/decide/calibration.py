@@ -52,7 +52,7 @@ def reliability(predictive: Any, y: Any, num_bins: int = 15, bins: str = "width"
     predictive: class probabilities (n, K) or a Predictive. bins: "width" (equal width) or "mass" (equal counts). Empty bins are left out.
     """
     probs, numbers = classes(predictive, y)
-    stated, came_true = _events(probs, numbers, None if label is None else _class_of(predictive, label))
+    stated, came_true = _events(probs, numbers, None if label is None else _class_of(predictive, label, probs.shape[1]))
     return _curve(stated, came_true, _bins(stated, num_bins, bins), level)
 
 
@@ -131,12 +131,10 @@ def sharpness(predictive: PredictiveViews, level: float = 0.9) -> dict[str, floa
     return {"std": float(np.mean(predictive.std)), f"width {level:g}": float(np.mean(upper - lower))}
 
 
-def _class_of(predictive: Any, label: Any) -> int:
-    names = getattr(predictive, "labels", None)
-    if names is None:
-        return int(label)
+def _class_of(predictive: Any, label: Any, num_classes: int) -> int:
+    names = list(getattr(predictive, "labels", None) or range(num_classes))
     if label not in names:
-        raise DataError(message("There is no such class.", repr(label), f"one of {names}", "pass its name"))
+        raise DataError(message("There is no such class.", repr(label), f"one of {names}", "pass one of them"))
     return names.index(label)
 
 

@@ -113,6 +113,10 @@ def _conditioned(mean: Any, covariance: Any, given: Any, wanted: Any) -> tuple[n
         raise DataError(
             message("This is no covariance.", f"shape {covariance.shape}", f"symmetric ({len(mean)}, {len(mean)})", "check the joint")
         )
+    smallest, largest = np.linalg.eigvalsh(covariance)[[0, -1]]
+    if smallest < -1e-8 * abs(largest):  # rounding aside: a part of it may still have a factor, and the rest a negative variance
+        got = f"an eigenvalue of {smallest:.3g}"
+        raise DataError(message("This is no covariance.", got, "none below zero", "check the joint"))
     z, seen, wanted = _asked(given, len(mean), wanted)
     if not len(seen):
         return mean[wanted], covariance[np.ix_(wanted, wanted)], 0.0

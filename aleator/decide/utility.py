@@ -146,9 +146,7 @@ def best_action(
     >>> best_action(demand, profit, range(60, 141)).action
     [95]
     """
-    actions = tuple(actions)
-    if not actions:
-        raise MethodError(message("There is nothing to choose.", "no actions", "at least one", "pass a sequence of actions"))
+    actions = _some(actions)
     cases = scenarios(predictive, key)
     rows = predictive.num_rows
     table = np.stack([risk(_utility(utility, action, cases), cases.weight) for action in actions])
@@ -164,7 +162,12 @@ def best_action(
 def realised(decision: Decision, utility: Callable[[Any, np.ndarray], Any], y: Any, defer: float | np.ndarray | None = None) -> np.ndarray:
     """What the decisions earned once y was known, (rows,)."""
     truth = np.asarray(y)
-    every = np.stack([np.broadcast_to(_numbers(utility(action, truth[None]), action), (1, len(truth)))[0] for action in decision.actions])
+    truth = truth[:, 0] if truth.ndim == 2 and truth.shape[1] == 1 else truth  # one target is (S, rows) to a utility, however y was shaped
+    if truth.ndim == 0 or len(truth) != len(decision.number):
+        got, wanted = f"y of shape {truth.shape}", f"{len(decision.number)} rows"
+        raise DataError(message("y does not match the decisions.", got, wanted, "pass the truth of the rows decided on"))
+    cases = Scenarios(truth[None], np.ones((1, len(truth))))
+    every = np.stack([_utility(utility, action, cases)[0] for action in decision.actions])
     earned = every[np.maximum(decision.number, 0), np.arange(len(truth))]
     if np.any(decision.number < 0):
         if defer is None:
@@ -175,12 +178,13 @@ def realised(decision: Decision, utility: Callable[[Any, np.ndarray], Any], y: A
 
 def plug_in(predictive: PredictiveViews, utility: Callable[[Any, np.ndarray], Any], actions: Sequence[Any]) -> Decision:
     """What one would do believing the point prediction (mean, or the most probable class) to be the truth: what using the posterior is compared with."""
-    actions = tuple(actions)
+    actions = _some(actions)
     if predictive.support in ("label", "binary"):
         top = np.argmax(np.asarray(predictive.probs), axis=-1)
         point = (top if predictive.labels is None else np.asarray(predictive.labels)[top])[None]
     else:
         point = np.asarray(predictive.mean, float)[None]
+        point = point.reshape(1, -1) if predictive.num_columns == 1 else point  # as scenarios of one target are
     cases = Scenarios(point, np.ones((1, predictive.num_rows)))
     table = np.stack([_utility(utility, action, cases)[0] for action in actions])
     number = np.argmax(table, axis=0)
@@ -194,7 +198,7 @@ def value_of_knowing(
     predictive: PredictiveViews, utility: Callable[[Any, np.ndarray], Any], actions: Sequence[Any], key: KeyLike | None = None
 ) -> np.ndarray:
     """Expected value of perfect information, E_y[max_a u(a, y)] − max_a E_y[u(a, y)] ≥ 0, (rows,): the most that a test revealing y may cost."""
-    cases = scenarios(predictive, key)
+    actions, cases = _some(actions), scenarios(predictive, key)
     every = np.stack([_utility(utility, action, cases) for action in actions])
     return np.sum(cases.weight * every.max(axis=0), axis=0) - np.max(np.sum(cases.weight * every, axis=1), axis=0)
 
@@ -253,6 +257,7 @@ def value_of_label(
 
 def _by_draw(predictive: Predictive, utility: Callable, actions: Sequence[Any]) -> np.ndarray:
     """Expected utility of every action at every row under every draw of f: (draws, actions, rows)."""
+    actions = _some(actions)
     num = max(64, SCENARIOS // predictive.outputs.num_draws)
     components = predictive.gaussian_components() if predictive.support == "real" else None
     if components is not None and predictive.num_columns == 1:
@@ -295,14 +300,21 @@ def _counts(predictive: PredictiveViews) -> Scenarios | None:
 
 
 def _utility(utility: Callable, action: Any, cases: Scenarios) -> np.ndarray:
-    return np.broadcast_to(_numbers(utility(action, cases.y), action), cases.weight.shape)
-
-
-def _numbers(values: Any, action: Any) -> np.ndarray:
-    values = np.asarray(values, float)
+    values = np.asarray(utility(action, cases.y), float)
     if np.any(np.isnan(values)):
         raise DataError(message("The utility is not a number.", f"NaN for action {action!r}", "numbers", "check utility(action, y)"))
-    return values
+    try:
+        return np.broadcast_to(values, cases.weight.shape)
+    except ValueError:
+        got, wanted = f"shape {values.shape} for y of shape {cases.y.shape}", f"{cases.weight.shape}, or what broadcasts to it"
+        raise DataError(message("The utility has another shape.", got, wanted, "return one number a scenario and row")) from None
+
+
+def _some(actions: Sequence[Any]) -> tuple:
+    actions = tuple(actions)
+    if not actions:
+        raise MethodError(message("There is nothing to choose.", "no actions", "at least one", "pass a sequence of actions"))
+    return actions
 
 
 def _finite(values: np.ndarray, what: str) -> np.ndarray:

@@ -62,6 +62,15 @@ class Latent(abc.ABC):
     def extra(self, params: Tree) -> dict:
         return {}
 
+    def observed(self, y: Any) -> Any:
+        """The rows a question is about, checked as those of the fit were."""
+        return observations(y)
+
+    def about(self, x: Any, y: Any) -> tuple[Any, Batch]:
+        """The model for the rows a question is about, and these rows."""
+        no_inputs(self, x)
+        return self, Batch(None, jax.tree.map(jnp.asarray, self.observed(y)))
+
     def invariants(self, params: Tree, batch: Batch) -> Array:
         """Numbers that do not change when components swap their labels: what chains are compared by, (num_invariants,)."""
         return jnp.zeros(0)

@@ -58,6 +58,8 @@ def conditional(key: KeyLike, fit: Any, y: Any, num_samples: int = 100, *, x: An
         raise DataError(
             message("y does not look like the data of the fit.", y.shape, f"(n, {model.part.dim}), NaN where missing", "check the columns")
         )
+    if model.part.missing:
+        model.observed(y)
     params = draws(key_params, fit, num_samples)  # one for a point
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, params)

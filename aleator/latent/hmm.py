@@ -18,7 +18,7 @@ from aleator.latent._conjugate import Family
 from aleator.latent._model import ConjugateLatent, in_double, observations
 from aleator.latent.autoregressive import Autoregressive
 from aleator.latent.mixture import nearest, rows_of
-from aleator.latent.parts import Part, StudentT, as_part
+from aleator.latent.parts import Part, StudentT, as_part, check_finite, check_width, emitted
 from aleator.latent.weights import Dirichlet
 
 TINY = 1e-300  # probabilities below are taken for it: logarithms stay finite, and their gradients
@@ -160,6 +160,18 @@ class HMM(ConjugateLatent):
         seen = check_seen(rows)
         return dataclasses.replace(self, part=self.part.bind(rows[seen]))
 
+    def observed(self, y: Any) -> np.ndarray:
+        rows = observations(y)
+        if isinstance(self.part, Autoregressive):  # too few rows for a fit of their own may still be asked about
+            check_width(rows, self.part.dim)
+            check_finite(rows, missing=True)
+        else:
+            emitted(self.part, rows[~np.isnan(rows).all(axis=1)])
+        return rows
+
+    def about(self, x: Any, y: Any) -> tuple[HMM, Batch]:
+        return self, asked(self, x, y)
+
     @property
     def families(self) -> dict[str, Family]:
         return {"initial": self.initial, "transition": self.transition, "parts": self.part}
@@ -251,22 +263,22 @@ class HMM(ConjugateLatent):
     @in_double
     def filter(self, params: Tree, y: Any, x: Any = None) -> Filtered:
         """p(z_t | y_<t), p(z_t | y_≤t) and log p(y_t | y_<t)."""
-        return host(_filter(self, double(params), asked(x, y)))
+        return host(_filter(self, double(params), asked(self, x, y)))
 
     @in_double
     def smooth(self, params: Tree, y: Any, x: Any = None) -> Array:
         """p(z_t | y), (T, S)."""
-        return host(_smooth(self, double(params), asked(x, y)))
+        return host(_smooth(self, double(params), asked(self, x, y)))
 
     @in_double
     def viterbi(self, params: Tree, y: Any, x: Any = None) -> tuple[Array, Array]:
         """The most probable path (T,) and log p(path, y)."""
-        return host(_viterbi(self, double(params), asked(x, y)))
+        return host(_viterbi(self, double(params), asked(self, x, y)))
 
     @in_double
     def sample_paths(self, key: KeyLike, params: Tree, y: Any, num_samples: int, x: Any = None) -> Array:
         """Paths from p(z | y), (num_samples, T)."""
-        return host(_sample_paths(self, jax.random.split(as_key(key), num_samples), double(params), asked(x, y)))
+        return host(_sample_paths(self, jax.random.split(as_key(key), num_samples), double(params), asked(self, x, y)))
 
     @in_double
     def simulate(self, key: KeyLike, params: Tree, num_steps: int) -> tuple[Array, Array]:
@@ -279,9 +291,14 @@ class HMM(ConjugateLatent):
         `al.series.Forecast` with paths (n, horizon), or (n, horizon, d) where y has several columns."""
         from aleator.series import Forecast
 
-        batch, draws = asked(x, y), double(draws)
-        if isinstance(self.part, Autoregressive) and not bool(jnp.all(jnp.isfinite(rows_of(batch.y)[-self.part.lags :]))):
-            raise DataError(message("The past is not known.", "NaN among the last rows", "values", "forecast from an earlier row"))
+        batch, draws = asked(self, x, y), double(draws)
+        if isinstance(self.part, Autoregressive):
+            begins, lags = check_sequences(x, len(batch.y)), self.part.lags
+            own = len(begins) - int(np.flatnonzero(begins)[-1])  # rows of the last sequence: the past is not that of the one before
+            if own < lags:
+                raise DataError(message("The past is not known.", f"{own} rows of the last sequence", f"{lags}, one a lag", "pass more"))
+            if not bool(jnp.all(jnp.isfinite(rows_of(batch.y)[-lags:]))):
+                raise DataError(message("The past is not known.", "NaN among the last rows", "values", "forecast from an earlier row"))
         keys = jax.random.split(as_key(key), len(jax.tree.leaves(draws)[0]))
         paths = np.asarray(_futures(self, horizon, keys, draws, batch))
         return Forecast(paths[..., 0] if paths.shape[-1] == 1 else paths, units)
@@ -437,8 +454,8 @@ def host(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf), tree)
 
 
-def asked(x: Any, y: Any) -> Batch:
+def asked(model: Any, x: Any, y: Any) -> Batch:
     """What a question is about, checked."""
-    rows = observations(y)
+    rows = model.observed(y)
     check_sequences(x, len(rows))
     return Batch(None if x is None else jnp.asarray(x), jnp.asarray(rows), None, jnp.arange(len(rows)))

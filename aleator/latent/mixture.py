@@ -15,7 +15,7 @@ from aleator._typing import Array, Key, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, add, real_weights
 from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
-from aleator.latent.parts import StudentT, as_part
+from aleator.latent.parts import StudentT, as_part, check_width, emitted
 from aleator.latent.weights import Dirichlet, Sticks, gather, log_weights
 
 
@@ -46,7 +46,12 @@ class Mixture(ConjugateLatent):
 
     def bind(self, x: Tree, y: Tree) -> Mixture:
         no_inputs(self, x)
-        return dataclasses.replace(self, part=self.part.bind(observations(y)))
+        rows = observations(y)
+        check_width(rows, self.part.dim)  # of a model that has met data before
+        return dataclasses.replace(self, part=self.part.bind(rows))
+
+    def observed(self, y: Any) -> np.ndarray:
+        return emitted(self.part, observations(y))
 
     @property
     def families(self) -> dict[str, Family]:

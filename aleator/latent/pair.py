@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aleator._errors import ModelError, message
 from aleator._typing import Array, Key, Tree
@@ -14,7 +15,7 @@ from aleator.data import Batch
 from aleator.latent._conjugate import Family, add, real_weights
 from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.mixture import rows_of
-from aleator.latent.parts import StudentT, as_part
+from aleator.latent.parts import StudentT, as_part, check_width, emitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,12 @@ class Pair(ConjugateLatent):
 
     def bind(self, x: Tree, y: Tree) -> Pair:
         no_inputs(self, x)
-        return dataclasses.replace(self, part=self.part.bind(observations(y)))
+        rows = observations(y)
+        check_width(rows, self.part.dim)  # of a model that has met data before
+        return dataclasses.replace(self, part=self.part.bind(rows))
+
+    def observed(self, y: Any) -> np.ndarray:
+        return emitted(self.part, observations(y))
 
     @property
     def families(self) -> dict[str, Family]:

@@ -15,8 +15,7 @@ from aleator import _tree
 from aleator._errors import ModelError, message
 from aleator._random import as_key
 from aleator._typing import KeyLike, Tree
-from aleator.data import Batch
-from aleator.latent._model import Latent, no_inputs, observations
+from aleator.latent._model import Latent
 from aleator.latent.mixture import Mixture
 from aleator.latent.vae import VAE
 
@@ -25,16 +24,15 @@ NUM_SAMPLES = 400  # posterior draws asked by default
 
 def log_prob(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES, x: Any = None) -> np.ndarray:
     """log p(y | data) of each row: log of the mean over posterior draws of p(y | θ), in nats; (n,). For an autoencoder num_samples is the number
-    of importance-weighted draws of z, and x what it is conditioned on; for a sequence there is one number, of all its rows."""
+    of importance-weighted draws of z, and x what it is conditioned on; for a sequence there is one number, of all its rows, and x are the ids or
+    inputs of the fit."""
     model = model_of(fit)
     if isinstance(model, VAE):  # importance weights in place of a sum
         key_params, key_weights = jax.random.split(as_key(key))
         return model.log_prob(key_weights, one_draw(key_params, fit), y, num_samples, x)
-    no_inputs(model, x)
-    y = y if isinstance(y, dict) else observations(y)
     with jax.enable_x64(True):
-        y = jax.tree.map(jnp.asarray, y)
-        terms = _terms(model)(draws(key, fit, num_samples), y)
+        model, batch = model.about(x, y)
+        terms = _terms(model)(draws(key, fit, num_samples), batch)
         if not model.minibatch:  # rows of a sequence hang together: one density for all of them
             terms = jnp.sum(terms, axis=1, keepdims=True)
         return np.asarray(jax.scipy.special.logsumexp(terms, axis=0) - np.log(terms.shape[0]))
@@ -99,7 +97,7 @@ def components(key: KeyLike, fit: Any, y: Any, num_samples: int = NUM_SAMPLES) -
     model = model_of(fit)
     if not isinstance(model, Mixture):
         raise ModelError(message("Only mixtures have components.", type(model).__name__, "a fit of al.latent.Mixture", "fit a Mixture"))
-    y = observations(y)
+    y = model.observed(y)
     params = draws(key, fit, num_samples)
     with jax.enable_x64(True):
         shares = np.asarray(jax.jit(jax.vmap(lambda p: model.responsibilities(p, y)))(params))
@@ -158,7 +156,7 @@ def one_draw(key: KeyLike, fit: Any) -> Tree:
 
 @functools.lru_cache(maxsize=16)
 def _terms(model: Any) -> Callable:
-    return jax.jit(lambda params, y: jax.lax.map(lambda p: model.log_likelihood(p, Batch(None, y)), params))
+    return jax.jit(lambda params, batch: jax.lax.map(lambda p: model.log_likelihood(p, batch), params))
 
 
 def _rows(drawn: Any) -> Any:

@@ -68,7 +68,7 @@ class FactorModel(ConjugateLatent):
     def bind(self, x: Tree, y: Tree) -> FactorModel:
         no_inputs(self, x)
         y = observations(y)
-        check_finite(y, missing=True)
+        self._check_values(y)
         seen = np.isfinite(y)
         if not seen.any():
             raise DataError(message("Every entry is missing.", f"{y.size} NaN", "at least one value", "check how the data was read"))
@@ -77,13 +77,10 @@ class FactorModel(ConjugateLatent):
         if self.family == "gaussian":
             centre, spread = mean, tuple(spread_out(scale).tolist())
         elif self.family == "bernoulli":
-            check_binary(y)
             centre = np.zeros(y.shape[1])
         elif self.family == "poisson":
-            check_counts(y)
             centre = np.log(mean + 0.5 / np.maximum(seen.sum(axis=0), 1))
         else:
-            check_labels(y, self.num_classes)
             num_classes = self.num_classes or max(int(np.nanmax(y)) + 1, 2)
             shares = (y[:, :, None] == np.arange(num_classes)).sum(axis=0) + 0.5
             centre = np.log(shares / shares.sum(axis=1, keepdims=True)).ravel()
@@ -332,8 +329,7 @@ class FactorModel(ConjugateLatent):
     def impute(self, key: KeyLike, fit: Any, y: Any, num_samples: int = 100) -> np.ndarray:
         """Completions of y (num_samples, n, d): what is there is kept, missing entries are drawn given it: θ from the posterior, z given the
         row, then the entry. Their mean is the imputation, their spread its uncertainty."""
-        y = observations(y)
-        self._check_columns(y)
+        y = self.observed(y)
         key_params, key_draws = split(as_key(key), 2)
         params = jax.tree.map(jnp.asarray, fit.posterior.sample(key_params, num_samples))
 
@@ -393,9 +389,28 @@ class FactorModel(ConjugateLatent):
         return jax.random.poisson(key, jnp.exp(natural)).astype(natural.dtype)
 
     def _ask(self, params: Tree, y: Any) -> Hidden:
+        y = self.observed(y)
+        return self._terms(jax.tree.map(jnp.asarray, params), self._rows(y), complete=bool(np.isfinite(y).all()))
+
+    def observed(self, y: Any) -> np.ndarray:
         y = observations(y)
         self._check_columns(y)
-        return self._terms(jax.tree.map(jnp.asarray, params), self._rows(y), complete=bool(np.isfinite(y).all()))
+        self._check_values(y)
+        return y
+
+    def about(self, x: Any, y: Any) -> tuple[FactorModel, Batch]:
+        model, batch = super().about(x, y)
+        # Whether entries are missing is a matter of these rows, not of those of the fit.
+        return dataclasses.replace(model, complete=bool(np.isfinite(batch.y).all())), batch
+
+    def _check_values(self, y: np.ndarray) -> None:
+        check_finite(y, missing=True)
+        if self.family == "bernoulli":
+            check_binary(y)
+        elif self.family == "poisson":
+            check_counts(y)
+        elif self.family == "categorical":
+            check_labels(y, self.num_classes)
 
     def _check_columns(self, y: np.ndarray) -> None:
         if not self.centre:

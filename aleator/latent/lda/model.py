@@ -16,7 +16,7 @@ from aleator._random import as_key, split
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import Batch
 from aleator.latent._conjugate import Family, real_weights
-from aleator.latent._model import ConjugateLatent, in_double, no_inputs
+from aleator.latent._model import ConjugateLatent, in_double, no_inputs, observations
 from aleator.latent.lda._beliefs import LOOSE, TIGHT, Found, beliefs
 from aleator.latent.lda._special import expected_log, gammaln
 from aleator.latent.lda.corpus import check_documents, documents, entries
@@ -73,6 +73,12 @@ class LDA(ConjugateLatent):
         largest = check_documents(y, self.num_words)
         num = self.num_words if self.num_words is not None else largest
         return dataclasses.replace(self, num_words=num, num_documents=_tree.rows(y))
+
+    def observed(self, y: Any) -> Any:
+        rows = y if isinstance(y, dict) else observations(y)
+        if np.any(rows["count"] if isinstance(rows, dict) else rows):  # a document without words says nothing, and is no error here
+            check_documents(rows, self.num_words)
+        return rows
 
     def init(self, key: Key) -> Tree:
         """Topics near the uniform one: draws of a prior below 1 are each almost one word, where gradients vanish."""

@@ -14,10 +14,11 @@ from aleator._errors import DataError, message
 from aleator._random import as_key
 from aleator._typing import Array, Key, KeyLike, Tree
 from aleator.data import Batch
-from aleator.latent._model import ConjugateLatent, in_double
+from aleator.latent._model import ConjugateLatent, in_double, observations
 from aleator.latent.hmm import asked, check_weights, double, host, sequence_begins
 from aleator.latent.linear_dynamics._kalman import Kalman, Smoothed, System, draw_states, kalman, root, smooth, walk
 from aleator.latent.mixture import rows_of
+from aleator.latent.parts import check_width
 
 
 class StateSpace(ConjugateLatent):
@@ -96,8 +97,16 @@ class StateSpace(ConjugateLatent):
         paths = np.asarray(_futures(self, horizon, keys, draws, self._asked(x, y), self._future(future, horizon)))
         return Forecast(paths[..., 0] if paths.shape[-1] == 1 else paths, units)
 
+    def observed(self, y: Any) -> np.ndarray:
+        rows = observations(y)
+        check_width(rows, len(self.centre))
+        return rows
+
+    def about(self, x: Any, y: Any) -> tuple[StateSpace, Batch]:
+        return self, self._asked(x, y)
+
     def _asked(self, x: Any, y: Any) -> Batch:
-        return asked(x, y)
+        return asked(self, x, y)
 
     def _future(self, future: Any, horizon: int) -> Array | None:
         if future is not None:

@@ -84,6 +84,11 @@ class LinearDynamics(StateSpace):
             self, spread=tuple((spread * scale).tolist()), centre=tuple(centre.tolist()), scale=tuple(scale.tolist())
         )
 
+    def observed(self, y: Any) -> np.ndarray:
+        rows = super().observed(y)
+        check_finite(rows[~np.isnan(rows).all(axis=1)], missing=self.noise == "diagonal")
+        return rows
+
     @property
     def families(self) -> dict[str, Family]:
         k, d = self.state_dim, len(self.centre)

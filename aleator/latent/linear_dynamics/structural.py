@@ -198,6 +198,8 @@ class Structural(StateSpace):
         return self._system(jnp.exp(params["precisions"]), x)
 
     def _system(self, precisions: Array, x: Any) -> System:
+        if x is None and self.inputs is not None:  # effects of no inputs would pass for effects of none
+            raise DataError(message("The effects need inputs.", "x=None", f"{len(self.inputs[0])} columns", "pass x as in the fit"))
         blocks = self.blocks
         moves = _diagonal([block.moves for block in blocks])
         first = jnp.diag(jnp.asarray(np.concatenate([block.first for block in blocks])) ** 2)
@@ -260,7 +262,8 @@ class Structural(StateSpace):
 
     @in_double
     def decompose(self, params: Tree, y: Any, x: Any = None) -> dict[str, tuple[Array, Array]]:
-        """Mean and standard deviation (T,) of every component's contribution to y, given all of y and in its units; the level has c."""
+        """Mean and standard deviation (T,) of every component's contribution to y, given all of y and in its units; the level has c. Of
+        several components of one kind the names are numbered: "seasonal", "seasonal2"."""
         batch, params = self._asked(x, y), double(params)
         system, smoothed = self._system(jnp.exp(params["precisions"]), batch.x), smooth_at(self, params, batch)
         emission = jnp.broadcast_to(system.emission, (len(smoothed.mean), 1, smoothed.mean.shape[1]))[:, 0]
@@ -272,25 +275,32 @@ class Structural(StateSpace):
             if isinstance(part, (Level, Trend)):
                 mean, centre = mean + centre, 0.0
             spread = jnp.einsum("tk,tkl,tl->t", reads, smoothed.covariance[:, here, here], reads)
-            found[type(part).__name__.lower()] = mean, self.scale[0] * jnp.sqrt(jnp.maximum(spread, 0.0))
+            name = type(part).__name__.lower()
+            number = sum(other.startswith(name) for other in found) + 1  # a week and a year are both seasons
+            found[name if number == 1 else f"{name}{number}"] = mean, self.scale[0] * jnp.sqrt(jnp.maximum(spread, 0.0))
         return host(found)
 
     def _asked(self, x: Any, y: Any) -> Batch:
-        rows = observations(y)
+        rows = self.observed(y)
         if (x is None) != (self.inputs is None):
             raise DataError(
                 message("Inputs and components do not agree.", f"x={x if x is None else '…'}", "as in the fit", "pass x as there")
             )
-        return Batch(None if x is None else jnp.asarray(x, float), jnp.asarray(rows), None, jnp.arange(len(rows)))
+        inputs = None if x is None else self._columns(x, len(rows), "The inputs do not match the rows.", "x")
+        return Batch(inputs, jnp.asarray(rows), None, jnp.arange(len(rows)))
 
     def _future(self, future: Any, horizon: int) -> Array | None:
         if self.inputs is None:
             return super()._future(future, horizon)
+        return self._columns(future, horizon, "The forecast needs the inputs of its steps.", "future")
+
+    def _columns(self, x: Any, num: int, what: str, name: str) -> Array:
+        """Inputs of `num` steps, (num, m): never turned or broadcast into that shape; one step or one input may come as a row of numbers."""
         m = len(self.inputs[0])
-        if future is None or np.size(future) != horizon * m:
-            got = None if future is None else np.shape(future)
-            raise DataError(message("The forecast needs the inputs of its steps.", got, f"future of shape ({horizon}, {m})", "pass them"))
-        return jnp.asarray(future, float).reshape(horizon, m)
+        shape = None if x is None else np.shape(x)
+        if shape != (num, m) and not (1 in (num, m) and shape == (num * m,)):
+            raise DataError(message(what, shape, f"{name} of shape ({num}, {m})", "pass them"))
+        return jnp.asarray(x, float).reshape(num, m)
 
 
 def _diagonal(blocks: list[np.ndarray]) -> np.ndarray:

@@ -17,6 +17,8 @@ from aleator.latent.parts._part import (
     check_finite,
     check_labels,
     check_values,
+    check_width,
+    emitted,
     moments,
     spread_out,
 )
@@ -62,6 +64,8 @@ __all__ = [
     "check_finite",
     "check_labels",
     "check_values",
+    "check_width",
+    "emitted",
     "moments",
     "spread_out",
 ]

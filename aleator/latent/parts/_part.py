@@ -73,6 +73,19 @@ def check_labels(y: np.ndarray, num_classes: int | None) -> None:
     check_values(y, (y >= 0) & (y == np.floor(y)) & (y < limit), expected, "code labels as 0, 1, …")
 
 
+def emitted(part: Part, y: np.ndarray) -> np.ndarray:
+    """Rows that a part bound to other ones is asked about: refused where it cannot have emitted them, for it would count them for others."""
+    check_width(y, part.dim)
+    part.bind(y)
+    return y
+
+
+def check_width(y: np.ndarray, dim: int | None) -> None:
+    """Refuse rows of other columns than the fit's, which would broadcast."""
+    if dim is not None and y.shape[1] != dim:
+        raise DataError(message("The columns do not fit the model.", f"{y.shape[1]} columns", f"{dim}", "pass the columns of the fit"))
+
+
 def moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of what is there of each column; 0 where there is nothing."""
     seen = np.isfinite(y)
