@@ -144,7 +144,9 @@ def run_split(name: str, row: str, data: dict, number: int) -> dict:
     begin = time.perf_counter()
     rows = (scale_x.apply(x[train]).astype(np.float32), scale_y.apply(y[train]))
     init = al.fit(number, model, rows, start[0], progress=False) if start else None
-    fit = chosen(number, model, rows, method) if isinstance(method, tuple) else al.fit(number, model, rows, method, init=init, progress=False)
+    fit = (
+        chosen(number, model, rows, method) if isinstance(method, tuple) else al.fit(number, model, rows, method, init=init, progress=False)
+    )
     passes = {"num_samples": PASSES} if isinstance(fit.method, al.Dropout) else {}
     predictive = fit.predict(number, scale_x.apply(x[test]).astype(np.float32), **passes)
     predictive = dataclasses.replace(predictive, y_loc=np.array(scale_y.loc), y_scale=np.array(scale_y.scale))

@@ -101,7 +101,9 @@ def test_a_short_run_of_a_network_is_not_called_improper() -> None:
     model = al.BNN(al.networks.MLP(2, (20,), 1, activation="tanh"), al.Gaussian(0.05), al.Normal(1.0, scaling="fan_in"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", al.HealthWarning)
-        fit = al.fit(0, model, (x, np.sin(2 * x[:, 0])), al.HMC(num_samples=60, num_warmup=60, num_chains=2, num_leapfrog=5), progress=False)
+        fit = al.fit(
+            0, model, (x, np.sin(2 * x[:, 0])), al.HMC(num_samples=60, num_warmup=60, num_chains=2, num_leapfrog=5), progress=False
+        )
     assert "do not agree in functions" in fit.status and "improper" not in fit.status
 
 

@@ -108,7 +108,11 @@ class Pruned:
 
     def nbytes(self) -> int:
         """Bytes of what must be stored: values and positions of the weights kept, and the other parameters."""
-        return _tree.nbytes(jax.tree.map(jnp.asarray, self.params)) + sum(part.nbytes() for part in self.parts) + sum(smallest(cut.units) for cut in self.narrow)
+        return (
+            _tree.nbytes(jax.tree.map(jnp.asarray, self.params))
+            + sum(part.nbytes() for part in self.parts)
+            + sum(smallest(cut.units) for cut in self.narrow)
+        )
 
     def _handler(self, kept: dict[str, Array]) -> Callable:
         parts = {part.name: part for part in self.parts}
