@@ -388,7 +388,7 @@ def test_the_temperature_of_a_target_is_kept() -> None:
     """log N(0, 1) at temperature 4 is N(0, 4), whether the target says so or the fit; the fit has the last word."""
     density = lambda p: -0.5 * jnp.sum(p**2)
     hot = al.target_from_log_density(density, np.zeros(2), temperature=4.0)
-    method = al.RandomWalk(num_samples=1000, num_warmup=500, num_chains=2, thin=5)
+    method = al.NUTS(num_samples=1000, num_warmup=500, num_chains=2)
     spread = lambda fit: float(np.std(np.asarray(fit.posterior.params)))
     own = al.fit(0, hot, None, method, progress=False)
     assert own.manifest["temperature"] == 4.0 and abs(spread(own) - 2.0) < 0.25
