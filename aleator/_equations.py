@@ -27,6 +27,7 @@ FOLLOWED = {
     "reduce_precision",
     "gather",
 }
+CASTS = {"convert_element_type", "reduce_precision"}  # of those, the ones that leave every entry in its place
 
 
 class Weight(NamedTuple):
@@ -65,6 +66,8 @@ def follow(eqn: JaxprEqn, values: list[Any], at: int, powers: tuple[int, ...]) -
         return [weight._replace(arrays=tuple(out for (out,) in made), chain=(*weight.chain, scattered))]
 
     def through(array: Array, power: int = 1) -> list[Array]:
+        if power == 0 and name in CASTS:  # numbers of entries are not values: rounding would make them others
+            return [array]
         operands = list(values)
         operands[at] = array
         if name in ("mul", "div", "neg") and power != 1:
@@ -80,6 +83,8 @@ def follow(eqn: JaxprEqn, values: list[Any], at: int, powers: tuple[int, ...]) -
     else:
         return None
     made = [through(array, power) for array, power in zip(weight.arrays, powers, strict=True)]
+    if name in CASTS:
+        return [weight._replace(arrays=tuple(out for (out,) in made))]
     return [
         weight._replace(arrays=tuple(outs[number] for outs in made), chain=(*weight.chain, lambda leaf, number=number: step(leaf, number)))
         for number in range(len(eqn.outvars))

@@ -207,7 +207,7 @@ def fit(
     *,
     init: Fit | Posterior | Tree | None = None,
     validation: Any = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     progress: bool | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: float = 30.0,
@@ -219,7 +219,7 @@ def fit(
 
     key: an int or a JAX key. data: (x, y), (x, y, weight), al.Data or al.Stream; None when `model` is a target. init: an earlier Fit or
     Posterior, or a parameter tree, to start from. validation: held-out (x, y) for early stopping. temperature ≠ 1 is a departure from Bayes, recorded as
-    such. The rest says how to run: see `al.Options`.
+    such; None: that of the target, 1 for a model. The rest says how to run: see `al.Options`.
 
     >>> import aleator as al
     >>> x = np.linspace(-1, 1, 20)
@@ -239,7 +239,7 @@ def _fit(
     method: Method,
     init: Any = None,
     validation: Any = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     options: loop.Options | None = None,
     stats: Any = None,
     before: int = 0,
@@ -250,6 +250,8 @@ def _fit(
         hint = "call it: al.MAP() and not al.MAP" if isinstance(method, type) else "pass e.g. al.MAP()"
         raise MethodError(message("This is not a method.", repr(method), "an object such as al.MAP()", hint))
     began = datetime.datetime.now(datetime.UTC)
+    if temperature is None:
+        temperature = model.temperature if isinstance(model, (Target, DensityTarget)) else 1.0
     key_start, key_rows, key_run, key_finish = split(key, 4)
     model, data, convert, shapes, inputs = _bind(model, data, fitting=stats is None)
     held = None if validation is None else _encode(as_data(validation), model)

@@ -7,6 +7,7 @@ decision works on programs as on networks.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -49,32 +50,24 @@ class ProgramLikelihood(Likelihood):
         return _columns(outputs.log_prob(_match(y, outputs)))
 
     def mean(self, outputs: Any, extra: dict) -> Array:
-        return outputs.probs if self.support_kind == "label" else _columns(outputs.mean)
+        return outputs.probs if self.support_kind == "label" else _asked(outputs, "mean", lambda: outputs.mean)
 
     def variance(self, outputs: Any, extra: dict) -> Array:
-        return outputs.probs * (1 - outputs.probs) if self.support_kind == "label" else _columns(outputs.variance)
+        return (
+            outputs.probs * (1 - outputs.probs) if self.support_kind == "label" else _asked(outputs, "variance", lambda: outputs.variance)
+        )
 
     def entropy(self, outputs: Any, extra: dict) -> Array:
         if self.support_kind == "label":
             return -jnp.sum(jax.scipy.special.xlogy(outputs.probs, outputs.probs), axis=-1)
-        try:
-            return _columns(outputs.entropy())
-        except NotImplementedError as error:
-            raise ModelError(
-                message(
-                    "The entropy of this site has no closed form.",
-                    type(outputs).__name__,
-                    "a distribution with entropy()",
-                    "use the variance split instead",
-                )
-            ) from error
+        return _asked(outputs, "entropy", outputs.entropy)
 
     def sample(self, key: Key, outputs: Any, extra: dict) -> Array:
         drawn = outputs.sample(key)
         return drawn if self.support_kind == "label" else _columns(drawn)
 
     def cdf(self, outputs: Any, y: Array, extra: dict) -> Array:
-        return _columns(outputs.cdf(_match(y, outputs)))
+        return _asked(outputs, "cdf", lambda: outputs.cdf(_match(y, outputs)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,6 +110,21 @@ class ProgramModel:
                     "sum them out by hand (numpyro.distributions.Mixture…)",
                 )
             )
+        learned = [name for name, site in trace.items() if site["type"] == "param"]
+        if learned:  # nothing here would move them
+            raise ModelError(
+                message("The program has numpyro.param sites.", learned, "sample sites", "give each a prior: numpyro.sample(name, …)")
+            )
+        scaled = [name for name, site in (latent | observed).items() if not np.allclose(_scale(trace, site), 1.0)]
+        if scaled:
+            raise ModelError(
+                message(
+                    "The program scales log densities, which the target alone may do.",
+                    f"numpyro.handlers.scale around {scaled}",
+                    "sites without it",
+                    "weigh rows by al.fit(key, model, (x, y, weight), …), all of the posterior by temperature=…",
+                )
+            )
         name, site = next(iter(observed.items()))
         n = _tree.rows(y)
         if site["fn"].batch_shape[:1] != (n,):
@@ -156,7 +164,17 @@ class ProgramModel:
         return jax.tree.map(lambda leaf: 0.1 * leaf, self.init(key))
 
     def sample_prior(self, key: Key) -> Tree:
-        trace = self._trace(self.x_example, None, None, seed=key)
+        try:
+            trace = self._trace(self.x_example, None, None, seed=key)
+        except NotImplementedError as error:
+            raise ModelError(
+                message(
+                    "The prior of this program cannot be drawn from.",
+                    "a site without sample(), such as ImproperUniform",
+                    "proper priors",
+                    "give every latent site a proper prior, or use a method that starts elsewhere, such as al.NUTS()",
+                )
+            ) from error
         return {name: _transform(trace[name]).inv(trace[name]["value"]) for name, _ in self._bound()}
 
     def constrain(self, params: Tree) -> Tree:
@@ -180,7 +198,12 @@ class ProgramModel:
 
     def outputs(self, params: Tree, x: Tree, key: Key | None = None, apply: Any = None) -> Any:
         """The observed site's distribution at x, batch shape (n, …)."""
-        return _broadcast(self._trace(x, None, params)[self.observed]["fn"])
+        from numpyro.distributions import Independent
+
+        site = self._trace(x, None, params)[self.observed]["fn"]
+        if isinstance(site, Independent) and len(site.batch_shape) == site.reinterpreted_batch_ndims == 1:
+            site = site.base_dist  # columns independent given f: terms, intervals and entropies of each, as if to_event had not joined them
+        return _broadcast(site)
 
     def extra(self, params: Tree) -> dict:
         return {}
@@ -195,6 +218,8 @@ class ProgramModel:
         program = numpyro.handlers.seed(self.program, jax.random.key(0) if seed is None else seed)
         if params is not None:
             program = numpyro.handlers.substitute(program, substitute_fn=lambda site: _constrained(site, params))
+        elif seed is None:  # any values will do: improper sites have no draws of their own
+            program = numpyro.handlers.substitute(program, substitute_fn=numpyro.infer.init_to_uniform)
         traced = numpyro.handlers.trace(program)
         return traced.get_trace(x) if y is None else traced.get_trace(x, y)
 
@@ -220,6 +245,7 @@ def from_numpyro(program: Callable) -> ProgramModel:
 def _numpyro() -> Any:
     import numpyro
     import numpyro.distributions
+    import numpyro.infer
 
     return numpyro
 
@@ -242,26 +268,60 @@ def _support_kind(distribution: Any) -> str:
     return "count" if distribution.support.is_discrete else "real"
 
 
-def _broadcast(distribution: Any) -> Any:
+def _scale(trace: dict, site: dict) -> Any:
+    """What multiplies the site's log density besides the N/n of its plates, which is the target's to know."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    for frame in site["cond_indep_stack"]:
+        size, part = trace[frame.name]["args"]
+        scale = scale if part is None else scale * part / size
+    return scale
+
+
+def _broadcast(distribution: Any, shape: tuple[int, ...] | None = None) -> Any:
     """The site with every parameter really of the plate's shape, so that rows can be told apart.
 
     NumPyro keeps a shared scale as a scalar or with an axis of length one, and a plate around a scalar site as a lazy expansion.
     """
-    from numpyro.distributions import ExpandedDistribution
+    from numpyro import distributions as dist
 
-    shape = distribution.batch_shape
-    base = distribution.base_dist if isinstance(distribution, ExpandedDistribution) else distribution
-    values = base.get_args()
+    shape = distribution.batch_shape if shape is None else shape
+    if isinstance(distribution, dist.ExpandedDistribution):
+        return _broadcast(distribution.base_dist, shape)
+    if isinstance(distribution, dist.Independent):
+        inner, count = distribution.base_dist, distribution.reinterpreted_batch_ndims
+        return _broadcast(inner, shape + inner.batch_shape[len(inner.batch_shape) - count :]).to_event(count)
+    if isinstance(distribution, dist.MixtureSameFamily):
+        mixing, parts = distribution.mixing_distribution, distribution.component_distribution
+        return dist.MixtureSameFamily(_broadcast(mixing, shape), _broadcast(parts, (*shape, distribution.mixture_size)))
+    values = distribution.get_args()
     own = {
-        name: jnp.shape(value)[jnp.ndim(value) - getattr(base.arg_constraints.get(name), "event_dim", 0) :]
+        name: jnp.shape(value)[jnp.ndim(value) - getattr(distribution.arg_constraints.get(name), "event_dim", 0) :]
         for name, value in values.items()
     }
     full = {name: jnp.broadcast_to(value, shape + own[name]) for name, value in values.items()}
-    return type(base)(**full) if values else distribution
+    if values and isinstance(getattr(distribution, "base_dist", None), dist.Distribution) and "base_dist" not in values:
+        made_of = inspect.signature(type(distribution)).parameters
+        full |= {"base_dist": _broadcast(distribution.base_dist, shape)} if "base_dist" in made_of else {}  # truncated
+    return type(distribution)(**full) if values else distribution
 
 
 def _constrained(site: dict, params: Tree) -> Any:
     return _transform(site)(params[site["name"]]) if site["type"] == "sample" and site["name"] in params else None
+
+
+def _asked(distribution: Any, name: str, ask: Callable[[], Array]) -> Array:
+    """A statistic of the site, (n, k); not every distribution has it."""
+    try:
+        return _columns(ask())
+    except NotImplementedError as error:
+        raise ModelError(
+            message(
+                f"The {name} of this site has no closed form.",
+                type(distribution).__name__,
+                f"a distribution with a {name}",
+                "observe one that has it, such as LogNormal for the exponential of a Normal",
+            )
+        ) from error
 
 
 def _columns(values: Array) -> Array:

@@ -312,7 +312,8 @@ def _rebound(model: Any, shapes: dict[str, Any]) -> Any:
     if shapes["x_shape"] is None or len(shapes["x_shape"]) != 1 or not hasattr(model, "bind"):
         return model
     y_shape = [1] if shapes["y_shape"] == [] else shapes["y_shape"]
-    return model.bind(np.zeros((2, *shapes["x_shape"][0]), np.float32), np.zeros((2, *(y_shape or [1])), np.float32))
+    dtype = shapes.get("x_dtype", ["float32"])[0]  # look-ups take whole numbers only
+    return model.bind(np.zeros((2, *shapes["x_shape"][0]), dtype), np.zeros((2, *(y_shape or [1])), np.float32))
 
 
 # ---- posteriors -------------------------------------------------------------------------------------------------------------------

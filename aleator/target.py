@@ -33,12 +33,7 @@ class Target:
     signature: Any = None
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise MethodError(
-                message(
-                    "The temperature must be positive.", self.temperature, "a number > 0", "use temperature=1.0 for the Bayesian posterior"
-                )
-            )
+        _check_temperature(self.temperature)
 
     @property
     def stochastic(self) -> bool:
@@ -100,6 +95,9 @@ class DensityTarget:
     num_data: int = 0
     stochastic: bool = False
 
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
     def log_joint(
         self, params: Tree, batch: Batch | None = None, key: Key | None = None, beta: Any = 1.0, apply: Callable | None = None
     ) -> Array:
@@ -146,6 +144,13 @@ class DensityTarget:
                 )
             )
         return getattr(self.reference, name)
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise MethodError(
+            message("The temperature must be positive.", temperature, "a number > 0", "use temperature=1.0 for the Bayesian posterior")
+        )
 
 
 def target_from_log_density(

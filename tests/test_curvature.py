@@ -377,3 +377,18 @@ def largest(jaxpr: Any) -> int:
         sizes += [int(np.prod(v.aval.shape)) for v in equation.outvars if hasattr(v.aval, "shape")]
         sizes += [largest(inner.jaxpr) for inner in jax.tree.leaves(list(equation.params.values())) if hasattr(inner, "jaxpr")]
     return max(sizes)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_rounded_weights_keep_their_places(structure: str) -> None:
+    """900 entries are more than bfloat16 can number: the curvature of a network in mixed precision is that of the network, but for rounding."""
+    x, y = np.asarray(normal(1, 20, 3)), np.asarray(normal(2, 20))
+    tree = {"w": 0.5 * normal(3, 3, 300), "v": 0.1 * normal(4, 300, 1)}
+
+    def variance(cast: Any) -> np.ndarray:
+        network = lambda p, rows: (jnp.tanh(rows.astype(cast) @ p["w"].astype(cast)) @ p["v"].astype(cast)).astype(jnp.float32)
+        method = al.Laplace(structure, base=al.MAP(num_steps=1, learning_rate=1e-9))
+        model = al.BNN((network, tree), al.Gaussian(0.5), al.Normal(0.1))
+        return al.fit(0, model, (x, y), method, progress=False).predict(1, x).epistemic
+
+    np.testing.assert_allclose(variance(jnp.bfloat16), variance(jnp.float32), rtol=0.02)

@@ -386,3 +386,27 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
 def test_models_that_do_not_fit_are_refused(model: Any, method: Any, said: str) -> None:
     with pytest.raises(al.MethodError, match=said):
         al.fit(0, model(), cases.regression(), method, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_convolutions_of_a_users_network_in_double_precision(dtype: Any) -> None:
+    """Full covariances are held in float64, and `lax.conv_general_dilated` takes one type: x follows the weights."""
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        filter: eqx.nn.Conv2d
+        last: eqx.nn.Linear
+
+        def __init__(self) -> None:
+            self.filter, self.last = eqx.nn.Conv2d(1, 2, 3, key=jax.random.key(0)), eqx.nn.Linear(2, 1, key=jax.random.key(1))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.last(jnp.tanh(self.filter(x)).mean(axis=(1, 2)))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 1, 4, 4)).astype(dtype), rng.normal(size=10)
+    for subset in ("all", "last_layer"):
+        method = al.Laplace("full", subset=subset, base=al.MAP(num_steps=5))
+        fit = al.fit(0, al.BNN(Net(), al.Gaussian(0.5)), (x, y), method, progress=False)
+        predictive = fit.predict(1, x[:3])
+        assert np.isfinite(predictive.mean).all() and (predictive.epistemic > 0).all()

@@ -366,3 +366,15 @@ def test_bad_targets_are_refused_by_name(likelihood, y, match):
 def test_a_single_class_may_be_scored():
     assert Categorical(3).encode([2, 2], fitting=False).tolist() == [2, 2]
     assert Bernoulli().encode([1], fitting=False).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("likelihood", [Poisson(), NegativeBinomial(2.0)])
+def test_counts_too_large_to_hold_are_not_negative(likelihood, double):
+    """Rates of e²⁵ and beyond come from a rate that is uncertain on the log scale; their counts are many, not few."""
+    with jax.enable_x64(double):
+        extra = likelihood.constrain({})
+        for f in (25.0, 44.0, 60.0, 800.0):
+            draw = jax.jit(lambda key, outputs: likelihood.sample(key, outputs, extra))
+            drawn = np.asarray(draw(jax.random.key(0), jnp.full((50, 1), f)))
+            assert drawn.dtype == np.int32 and drawn.min() > 0 and np.median(drawn) == 2**31 - 1

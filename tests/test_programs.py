@@ -115,3 +115,122 @@ def test_programs_reload_unbound(tmp_path) -> None:
     fit.save(tmp_path / "fit")
     again = al.load(tmp_path / "fit", model=al.from_numpyro(line))
     np.testing.assert_array_equal(again.predict(0, x).log_prob(x[:, 0]), fit.predict(0, x).log_prob(x[:, 0]))
+
+
+def site_program(make):
+    """w ~ N(0, 1)², s ~ half-normal, one site make(x @ w, s) a row."""
+
+    def program(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", make(x @ w, s), obs=y)
+
+    return program
+
+
+ROWS = np.random.default_rng(3).normal(size=(12, 2)).astype(np.float32)
+PARTS = dist.Categorical(probs=np.array([0.3, 0.7]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mean, s: dist.TruncatedNormal(mean, s, low=0.0),
+        lambda mean, s: dist.TruncatedNormal(mean, 1.0, low=0.0, high=9.0),
+        lambda mean, s: dist.MixtureSameFamily(PARTS, dist.Normal(jax.numpy.stack([mean, -mean], -1), s)),
+    ],
+    ids=["truncated", "truncated twice", "mixture"],
+)
+def test_sites_made_of_other_distributions(make) -> None:
+    y = np.abs(ROWS[:, 0]) + 0.1
+    fit = al.fit(0, al.from_numpyro(site_program(make)), (ROWS, y), al.MAP(num_steps=5), progress=False)
+    values = fit.model.constrain(fit.posterior.params)
+    site = make(ROWS @ values["w"], values["s"])
+    for rows in (slice(0, 12), slice(4, 5)):  # one row by itself is the row it was among others
+        predictive = fit.predict(0, ROWS[rows])
+        np.testing.assert_allclose(predictive.mean, site.mean[rows], rtol=1e-5)
+        np.testing.assert_allclose(predictive.log_prob(y[rows]), site.log_prob(y)[rows], rtol=1e-4, atol=1e-5)
+
+
+def columns(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5).to_event(1), obs=y)
+
+
+def test_columns_joined_by_to_event() -> None:
+    """The scale is shared by all rows and columns; each column has its interval."""
+    y = np.random.default_rng(4).normal(size=(12, 3)).astype(np.float32)
+    fit = al.fit(0, al.from_numpyro(columns), (ROWS, y), al.MAP(num_steps=5), progress=False)
+    predictive = fit.predict(0, ROWS)
+    mean = ROWS @ np.asarray(fit.posterior.params["w"])
+    np.testing.assert_allclose(predictive.mean, mean, atol=1e-5)
+    np.testing.assert_allclose(predictive.log_prob(y), st.norm(mean, 0.5).logpdf(y).sum(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(predictive.interval(0.9)[1], st.norm(mean, 0.5).ppf(0.95), atol=1e-4)
+
+
+def scaled_rows(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]), numpyro.handlers.scale(scale=3.0):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def scaled_prior(x, y=None):
+    with numpyro.handlers.scale(scale=3.0):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def learned(x, y=None):
+    offset = numpyro.param("offset", 1.0)
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w + offset, 0.5), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [(scaled_rows, r"scales log densities.*'y'"), (scaled_prior, r"scales log densities.*'w'"), (learned, "'offset'")]
+)
+def test_what_would_be_left_out_silently_is_refused(program, said: str) -> None:
+    with pytest.raises(al.ModelError, match=said):
+        al.fit(0, al.from_numpyro(program), (ROWS, ROWS[:, 0]), al.MAP(num_steps=2))
+
+
+def of_a_plate(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", 24, subsample_size=x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def test_the_target_alone_scales_a_plate_of_more_rows() -> None:
+    plain = site_program(lambda mean, s: dist.Normal(mean, 0.5))
+    terms = []
+    params = {"w": np.ones(2, np.float32), "s": np.zeros((), np.float32)}
+    with jax.debug_key_reuse(False):  # NumPyro's own choice of rows uses a key twice
+        for program in (of_a_plate, plain):
+            model = al.from_numpyro(program).bind(ROWS, ROWS[:, :1])
+            terms.append(model.log_likelihood(params, al.Data(ROWS, ROWS[:, :1]).batch()))
+    np.testing.assert_allclose(*terms)
+
+
+def improper(x, y=None):
+    w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def test_improper_priors_have_modes_and_no_draws() -> None:
+    y = ROWS @ np.array([1.0, -2.0]) + 0.1
+    fit = al.fit(0, al.from_numpyro(improper), (ROWS, y), al.MAP(num_steps=600, learning_rate=0.05), progress=False)
+    np.testing.assert_allclose(fit.posterior.params["w"], np.linalg.lstsq(ROWS, y)[0], atol=1e-3)
+    with pytest.raises(al.ModelError, match="cannot be drawn from"):
+        al.fit(0, al.from_numpyro(improper), (ROWS, y), al.SMC(num_particles=8))
+
+
+def test_a_statistic_that_numpyro_lacks_is_named() -> None:
+    transformed = site_program(lambda mean, s: dist.TransformedDistribution(dist.Normal(mean, s), dist.transforms.ExpTransform()))
+    fit = al.fit(0, al.from_numpyro(transformed), (ROWS, np.ones(12)), al.MAP(num_steps=2), progress=False)
+    with pytest.raises(al.ModelError, match="mean of this site has no closed form"):
+        fit.predict(0, ROWS).mean  # noqa: B018

@@ -382,3 +382,21 @@ def test_student_proposals_are_normalised() -> None:
         draws = np.asarray(jax.vmap(lambda k, df=df: _moves.draw(k, proposal, df))(jax.random.split(jax.random.key(0), 40_000)), np.float64)
         wider = 1.0 if np.isinf(df) else df / (df - 2.0)
         np.testing.assert_allclose(np.cov(draws.T), wider * factor @ factor.T, rtol=0.1)
+
+
+def test_the_temperature_of_a_target_is_kept() -> None:
+    """log N(0, 1) at temperature 4 is N(0, 4), whether the target says so or the fit; the fit has the last word."""
+    density = lambda p: -0.5 * jnp.sum(p**2)
+    hot = al.target_from_log_density(density, np.zeros(2), temperature=4.0)
+    method = al.NUTS(num_samples=1000, num_warmup=500, num_chains=2)
+    spread = lambda fit: float(np.std(np.asarray(fit.posterior.params)))
+    own = al.fit(0, hot, None, method, progress=False)
+    assert own.manifest["temperature"] == 4.0 and abs(spread(own) - 2.0) < 0.25
+    cool = al.fit(0, hot, None, method, temperature=1.0, progress=False)
+    assert cool.manifest["temperature"] == 1.0 and abs(spread(cool) - 1.0) < 0.15
+    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.5), al.Normal(1.0))
+    x = np.ones((3, 1), np.float32)
+    bound = al.Target(model, 3, temperature=2.0)
+    assert al.fit(0, bound, (x, x[:, 0]), al.MAP(num_steps=2), progress=False).manifest["temperature"] == 2.0
+    with pytest.raises(al.MethodError, match="temperature must be positive"):
+        al.target_from_log_density(density, np.zeros(2), temperature=0.0)

@@ -446,3 +446,17 @@ def test_shapes_are_enough() -> None:
     apply, tree, x, *_ = case("mlp")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (tree, x))
     assert sites.find(apply, *shapes) == sites.find(apply, tree, x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_casts_move_no_entry(dtype: Any) -> None:
+    """Mixed precision: the sites of a network that rounds its weights are those of the network that does not."""
+    tree = params(w=(3, 300), b=(300,), v=(300, 1))
+
+    def network(p: dict, x: jax.Array, cast: Any) -> jax.Array:
+        rounded = {name: leaf.astype(cast) for name, leaf in p.items()}
+        return (jnp.tanh(x.astype(cast) @ rounded["w"].T.T + rounded["b"]) @ rounded["v"]).astype(jnp.float32)
+
+    same, cast = (sites.find(lambda p, x, key, to=to: network(p, x, to), tree, normal(9, 5, 3)) for to in (jnp.float32, dtype))
+    facts = lambda found: [(s.name, s.bias_path, s.leaf_axes, s.out_axes, s.positions, s.kind) for s in found.sites]
+    assert facts(cast) == facts(same) and len(cast.sites) == 2

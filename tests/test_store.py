@@ -217,3 +217,21 @@ def test_arviz_gets_one_variable_per_leaf(fit: al.Fit) -> None:
     posterior = exported["posterior"] if hasattr(exported, "__getitem__") else exported.posterior
     assert dict(posterior.sizes)["draw"] == 50
     assert "network.layer0.weight" in posterior
+
+
+def test_networks_that_look_rows_up_reload(tmp_path) -> None:
+    """A model handed back meets whole numbers where it was fitted to them."""
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.table, self.last = nnx.Embed(7, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 1, rngs=nnx.Rngs(1))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.last(self.table(x).mean(axis=1))
+
+    x = np.arange(24).reshape(12, 2) % 7
+    fit = al.fit(0, al.BNN(Net(), al.Gaussian(0.5)), (x, np.linspace(-1, 1, 12)), al.MAP(num_steps=2), progress=False)
+    fit.save(tmp_path / "fit")
+    again = al.load(tmp_path / "fit", model=al.BNN(Net(), al.Gaussian(0.5)))
+    np.testing.assert_array_equal(again.predict(0, x).mean, fit.predict(0, x).mean)

@@ -20,6 +20,8 @@ from aleator._typing import Array, Key
 from aleator.likelihoods._likelihood import LEARNED, Extra, Likelihood, Positive, check_positive, match, matrix
 from aleator.likelihoods._targets import encode_counts
 
+LARGEST = 2**31 - 1
+
 
 class _Count(Likelihood):
     """Counts with mean e^f whose law given f is a NumPyro distribution with batch shape (n, k)."""
@@ -37,7 +39,9 @@ class _Count(Likelihood):
         return jnp.exp(matrix(self, outputs))
 
     def sample(self, key: Key, outputs: jax.Array, extra: Extra) -> jax.Array:
-        return self.distribution(outputs, extra).sample(_threefry(key)).astype(jnp.int32)
+        """Counts beyond int32 are its largest: they would wrap around to negative ones, and an infinite rate is drawn as 0 by JAX."""
+        drawn = self.distribution(outputs, extra).sample(_threefry(key))
+        return jnp.where(jnp.isinf(self.mean(outputs, extra)), LARGEST, jnp.clip(drawn, 0, LARGEST)).astype(jnp.int32)
 
     def cdf(self, outputs: jax.Array, y: Array, extra: Extra) -> jax.Array:
         y = jnp.floor(jnp.asarray(match(self, outputs, y), outputs.dtype))

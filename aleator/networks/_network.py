@@ -51,11 +51,20 @@ class UserNetwork:
         return jax.tree.unflatten(structure, [redraw(k, leaf) for k, leaf in zip(keys, leaves, strict=False)])
 
     def apply(self, params: Tree, x: Tree, key: Key | None = None) -> Tree:
-        return self.function(params, x, key)
+        return self.function(params, _as_precise(params, x), key)
 
     def rebuild(self, params: Tree) -> Any:
         """The user's own kind of object with these parameters (the parameters themselves for a plain function)."""
         return params if self.rebuilder is None else self.rebuilder(params)
+
+
+def _as_precise(params: Tree, x: Tree) -> Tree:
+    """x in single or double precision, as the parameters are: some methods hold these in float64, and convolutions do not take both."""
+    precisions = (jnp.float32, jnp.float64)
+    floats = [leaf.dtype for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    own = jnp.result_type(*floats) if floats else None
+    other = lambda leaf: own in precisions and jnp.result_type(leaf) in precisions and jnp.result_type(leaf) != own
+    return jax.tree.map(lambda leaf: leaf.astype(own) if other(leaf) else leaf, x)
 
 
 def as_network(obj: Any, init: Callable[[Key], Any] | None = None) -> Any:
