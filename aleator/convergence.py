@@ -15,6 +15,7 @@ RHAT_FUNCTIONS = 1.05  # for functions of networks, whose posteriors are wide an
 MIN_ESS = 100.0  # per chain of four: enough for a mean to 10 % of a standard deviation
 FEW_DIVERGENCES = 5e-4  # share of transitions that may diverge by the chance of a far tail
 EBFMI = 0.3  # below this, the energy is explored too slowly
+FAR = 1e12  # beyond it single precision tells no two densities apart
 MAX_QUANTITIES = 2000  # coordinates looked at in a large network
 
 
@@ -135,6 +136,14 @@ def _sentence(
             f"{unmoved[0]} never moved ({len(unmoved)} of {len(names)} parameters): the density may not depend on it; check the model.",
             False,
         )
+    far = np.max(np.where(np.isfinite(positions), np.abs(positions), np.inf), axis=(0, 1))
+    if far.max() > FAR:
+        which = int(np.argmax(far))
+        said = (
+            f"{names[which]} has run off to {far[which]:.0e} ({np.sum(far > FAR)} of {len(names)} parameters): "
+            "the density does not fall there and may be improper; give it a proper prior, or rescale it."
+        )
+        return said, False
     if chains > 1 and any(np.array_equal(positions[i], positions[j]) for i in range(chains) for j in range(i)):
         return "Two chains are identical: their keys or starts are the same; this is a defect, please report it.", False
     # Weights of a network wander among its exchangeable units and away from where training left them, under any prior.

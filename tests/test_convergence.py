@@ -95,6 +95,11 @@ def test_an_improper_density_is_named() -> None:
     assert "improper" in fit.status and "[1]" in fit.status
 
 
+def test_a_density_that_rises_for_ever_is_named() -> None:
+    fit = run(lambda q: 0.1 * q[0] ** 2 - 0.5 * q[1] ** 2, np.zeros(2), al.RandomWalk(num_samples=300, num_warmup=300, num_chains=2))
+    assert "run off" in fit.status and "improper" in fit.status
+
+
 def test_a_short_run_of_a_network_is_not_called_improper() -> None:
     """Its weights have a proper prior and have merely not been everywhere yet: what disagrees is the functions."""
     x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
