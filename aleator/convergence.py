@@ -179,7 +179,9 @@ def _sentence(
             "use a non-centred form, a narrower prior, or a higher target_acceptance."
         )
         return said, False
-    broken = _broken_gradients(watch, positions)
+    # The mean of (q − q̄)·∂log π/∂q says something of chains that have arrived; those of networks are still on their way where functions disagree.
+    arrived = health["judged"] == "parameters" or health["rhat"] < limit
+    broken = _broken_gradients(watch, positions) if arrived else np.empty(0, int)
     if broken.size:
         said = (
             f"The gradient does not belong to the density along {names[broken[0]]} ({len(broken)} of {len(names)} parameters): "

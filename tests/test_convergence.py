@@ -12,6 +12,8 @@ import pytest
 
 import aleator as al
 from aleator import convergence
+from aleator.methods._chains import Stats
+from aleator.methods._hamiltonian import Watch
 
 
 def autoregressive(phi: float, chains: int = 4, n: int = 4000, seed: int = 0) -> np.ndarray:
@@ -148,6 +150,20 @@ def test_the_energy_names_the_scale_of_a_funnel() -> None:
     health = {"ebfmi": float(convergence.ebfmi(slow).min()), "divergences": 0, "draws": slow.size}
     said = convergence._funnel(health, positions, SimpleNamespace(energy=2.0 * slow), ["a", "b", "c"])
     assert "goes with b (correlation 1.00)" in said and "0 of 8000 transitions diverged" in said
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_gradients_are_judged_by_chains_that_have_arrived(network: bool) -> None:
+    """A virial of 0 where −1 is right: a broken gradient, or weights of a network whose functions still differ between chains."""
+    rng = np.random.default_rng(0)
+    shape, zero = (2, 500), np.zeros((2, 500))
+    positions, functions = rng.normal(size=(*shape, 3)), rng.normal(size=(*shape, 1)) + np.array([0.0, 9.0])[:, None, None]
+    stats = Stats(rng.normal(size=shape), zero + 0.8, rng.normal(size=shape), zero + 10, zero, zero, zero, zero)
+    seen = Watch(np.full(2, 5000.0), *(np.zeros((2, 3)) for _ in range(4)), np.zeros(2))
+    state = SimpleNamespace(kernel=SimpleNamespace(watch=seen))
+    kept = {"position": positions, "functions": functions, "stats": stats}
+    said, healthy, _ = convergence.verdict(SimpleNamespace(kept=kept, state=state), al.HMC(), ["a", "b", "c"], network)
+    assert not healthy and ("do not agree in functions" if network else "gradient does not belong") in said
 
 
 def test_a_frozen_chain_is_named() -> None:
