@@ -57,8 +57,7 @@ class Stage(NamedTuple):
 
 
 # reach: pixels by which images are moved. pretrain: epochs of MAP before the noise comes in. last: thresholds after the last stage; with at_least, the
-# first of them that takes away so many weights. tune: epochs of MAP after it. teachers, lessons: size of an ensemble of dense networks and its epochs; half of
-# the labels of the fine-tuning are drawn from what it predicts for the moved image (Korattikara et al. 2015), which tells few weights more than a label.
+# first of them that takes away so many weights. tune: epochs of MAP after it.
 RECIPES = {
     "lenet300": {
         "reach": 0,
@@ -83,8 +82,6 @@ RECIPES = {
         "at_least": 280.0,
         "tune": 40,
         "tune_rate": 3e-3,
-        "teachers": 3,
-        "lessons": 12,
     },
 }
 TITLES = {"lenet300": "LeNet-300-100", "lenet5": "LeNet-5-Caffe"}
@@ -99,23 +96,16 @@ def images(pixels: np.ndarray, name: str) -> np.ndarray:
     return scaled.reshape(-1, 784) if name == "lenet300" else scaled.reshape(-1, 28, 28, 1)
 
 
-def moved(x: np.ndarray, y: np.ndarray, batch: int, reach: int, teacher: al.Fit | None = None) -> al.Stream:
-    """Batches in random order, each image moved by up to `reach` pixels down and across; batch b of epoch e is the same however it is come to.
-    teacher: every other label is drawn from its predictions for the moved images."""
+def moved(x: np.ndarray, y: np.ndarray, batch: int, reach: int) -> al.Stream:
+    """Batches in random order, each image moved by up to `reach` pixels down and across; batch b of epoch e is the same however it is come to."""
     padded, pixels = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0))), np.arange(x.shape[1])
 
     def make(epoch: int, start: int):
         order = np.random.default_rng([0, epoch]).permutation(len(y))
         for number in range(start, -(-len(y) // batch)):
             rows = order[number * batch : (number + 1) * batch]
-            rng = np.random.default_rng([1, epoch, number])
-            down, across = rng.integers(0, 2 * reach + 1, (2, len(rows), 1)) + pixels
-            images, labels = padded[rows[:, None, None], down[:, :, None], across[:, None, :]], y[rows]
-            if teacher is not None:
-                below = np.cumsum(np.asarray(teacher.predict(0, images).probs), axis=-1)
-                drawn = np.sum(below[:, :-1] < rng.uniform(size=(len(rows), 1)), axis=-1)
-                labels = np.where(rng.uniform(size=len(rows)) < 0.5, drawn, labels)
-            yield images, labels
+            down, across = np.random.default_rng([1, epoch, number]).integers(0, 2 * reach + 1, (2, len(rows), 1)) + pixels
+            yield padded[rows[:, None, None], down[:, :, None], across[:, None, :]], y[rows]
 
     return al.Stream(make, len(y))
 
@@ -130,23 +120,22 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
     train, held = tuple(part[:-HELD_OUT] for part in whole), tuple(part[-HELD_OUT:] for part in whole)
     recipe, work = RECIPES[name], Path(args.work) / name
     per_epoch = -(-len(train[1]) // args.batch)
-    shown = lambda rows, teacher=None: moved(*rows, args.batch, recipe["reach"], teacher) if recipe["reach"] else rows
+    shown = lambda rows: moved(*rows, args.batch, recipe["reach"]) if recipe["reach"] else rows
     clock = time.process_time()
 
-    def fitted(label: str, key: int, model: al.BNN, method: al.Method, init=None, rows: tuple = train, teacher=None) -> al.Fit:
+    def fitted(label: str, key: int, model: al.BNN, method: al.Method, init: al.Fit | None = None, rows: tuple = train) -> al.Fit:
         """A fit kept in a directory of its own: loaded if it is there, resumed if it was stopped."""
         where = work / label
         if not (where / "fit").exists():
             resume = (where / "checkpoint.safetensors").exists()
-            fit = al.fit(key, model, shown(rows, teacher), method, init=init, checkpoint=where, checkpoint_every=60.0, resume=resume)
+            fit = al.fit(key, model, shown(rows), method, init=init, checkpoint=where, checkpoint_every=60.0, resume=resume)
             fit.save(where / "fit")
         return al.load(where / "fit")
 
     def point(epochs: int, rate: float = 1e-3) -> al.MAP:
         return al.MAP(num_steps=epochs * per_epoch, batch_size=args.batch, learning_rate=rate)
 
-    dense = al.BNN(network(name), al.Categorical(10), al.Normal(1.0))
-    fits = [fitted("start", 2, dense, point(recipe["pretrain"]))]
+    fits = [fitted("start", 2, al.BNN(network(name), al.Categorical(10), al.Normal(1.0)), point(recipe["pretrain"]))]
     model = fits[0].model
     for number, stage in enumerate(recipe["stages"]):
         method = al.SparseDropout(
@@ -161,14 +150,13 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
         small = fits[-1].prune(stage.threshold)
         model = small.model
         print(f"{name}, stage {number}: {small.status} Held-out error {error(small, *held):.2f} %", flush=True)
-    teacher = fitted("teacher", 3, dense, al.Ensemble(point(recipe["lessons"]), recipe["teachers"])) if "teachers" in recipe else None
     rows = []
     for threshold in recipe["last"]:
         small = fits[-1].prune(threshold)
         report = small.manifest["pruning"]
         if report["compression"] < recipe.get("at_least", 0.0):
             continue
-        tuned = fitted(f"tuned{threshold:g}", 9, small.model, point(recipe["tune"], recipe["tune_rate"]), teacher=teacher)
+        tuned = fitted(f"tuned{threshold:g}", 9, small.model, point(recipe["tune"], recipe["tune_rate"]))
         row = {
             "threshold": threshold,
             "compression": report["compression"],
@@ -185,9 +173,9 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
     best = min(row["held_out"] for row in rows)
     chosen = max((row for row in rows if row["held_out"] <= best + TOLERATED), key=lambda row: row["compression"])
     # Now that all is chosen, the images that were held out are trained on as well.
-    final = fitted("final", 9, fits[-1].prune(chosen["threshold"]).model, point(recipe["tune"], recipe["tune_rate"]), None, whole, teacher)
+    final = fitted("final", 9, fits[-1].prune(chosen["threshold"]).model, point(recipe["tune"], recipe["tune_rate"]), rows=whole)
     chosen["error"] = error(final, *test)
-    seconds = sum(fit.manifest["seconds"] for fit in (*fits, *([teacher] if teacher else [])))
+    seconds = sum(fit.manifest["seconds"] for fit in fits)
     return {"rows": rows, "seconds": seconds, "processor_seconds": time.process_time() - clock, "recipe": repr(recipe)}
 
 
