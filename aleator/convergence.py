@@ -138,9 +138,9 @@ def _sentence(
         )
     far = np.max(np.where(np.isfinite(positions), np.abs(positions), np.inf), axis=(0, 1))
     if far.max() > FAR:
-        which = int(np.argmax(far))
+        farthest = int(np.argmax(far))
         said = (
-            f"{names[which]} has run off to {far[which]:.0e} ({np.sum(far > FAR)} of {len(names)} parameters): "
+            f"{names[farthest]} has run off to {far[farthest]:.0e} ({np.sum(far > FAR)} of {len(names)} parameters): "
             "the density does not fall there and may be improper; give it a proper prior, or rescale it."
         )
         return said, False
