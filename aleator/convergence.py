@@ -15,7 +15,7 @@ RHAT_FUNCTIONS = 1.05  # for functions of networks, whose posteriors are wide an
 MIN_ESS = 100.0  # per chain of four: enough for a mean to 10 % of a standard deviation
 FEW_DIVERGENCES = 5e-4  # share of transitions that may diverge by the chance of a far tail
 EBFMI = 0.3  # below this, the energy is explored too slowly
-FAR = 1e12  # beyond it single precision tells no two densities apart
+FAR = 1e12  # no parameter of a proper posterior in sane units is there
 MAX_QUANTITIES = 2000  # coordinates looked at in a large network
 
 

@@ -264,11 +264,14 @@ def _narrowed(apply: Any, whole: _Cut, x: Tree) -> tuple[_Cut, tuple[Narrow, ...
             kernels = {site.name: np.take(whole.operands[site.name], alive, out), after.name: np.take(reader, units, unit)}
             leaves = {cut.path: jnp.take(_leaf(whole.weights, cut.path), cut.units, cut.axis) for cut in cuts}
             trial = _Cut(whole.operands | kernels, _replaced(whole.weights, leaves), whole.chosen)
-            try:
-                said = run(trial.operands, trial.weights)
-            except Exception:  # the network's own code, which may refuse in any way
+            try:  # tracing runs the network's own code, which may refuse in any way; what goes wrong later is no refusal and is not hidden
+                shape = jax.eval_shape(run, trial.operands, trial.weights).shape
+            except Exception:
                 continue
-            if said.shape == before.shape and float(jnp.max(jnp.abs(said - before))) <= ROUNDING * float(jnp.max(jnp.abs(before))):
+            if shape != before.shape:
+                continue
+            said = run(trial.operands, trial.weights)
+            if float(jnp.max(jnp.abs(said - before))) <= ROUNDING * float(jnp.max(jnp.abs(before))):
                 whole, narrow = trial, narrow + cuts
                 break
     found = {site.name: site for site in sites.find(apply, whole.weights, x).sites}

@@ -25,8 +25,6 @@ from aleator.networks.conv import conv, conv_init, max_pool
 from aleator.networks.mlp import dense, dense_init
 
 PUBLISHED = {"batch_bald": (90, 200), "bald": (120, 250), "random": (255, 835)}  # labels to 90 and 95 %
-
-
 REACH = 2  # pixels an image is moved by at most: few labels go further where the network has seen them in several places
 RATES = (0.125, 0.125, 0.25)  # of channels, channels and units dropped
 

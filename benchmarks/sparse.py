@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 
 # reach: pixels by which images are moved. pretrain: epochs of MAP before the noise comes in. last: thresholds after the last stage; with at_least, the
-# first of them that takes away so many weights. tune: epochs of MAP after it.
+# first of them that takes away so many weights, or the last. tune: epochs of MAP after it.
 RECIPES = {
     "lenet300": {
         "reach": 0,
@@ -154,7 +154,7 @@ def run(name: str, data: dict, args: argparse.Namespace) -> dict:
     for threshold in recipe["last"]:
         small = fits[-1].prune(threshold)
         report = small.manifest["pruning"]
-        if report["compression"] < recipe.get("at_least", 0.0):
+        if report["compression"] < recipe.get("at_least", 0.0) and threshold != recipe["last"][-1]:
             continue
         tuned = fitted(f"tuned{threshold:g}", 9, small.model, point(recipe["tune"], recipe["tune_rate"]))
         row = {

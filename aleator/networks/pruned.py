@@ -85,21 +85,20 @@ class Pruned:
 
     def unpruned(self, params: Tree) -> Tree:
         """The same uncut, with zeros for what is gone."""
-        return self._tree(lambda path, whole: self.widened(path, params["rest"][path]) if path in params["rest"] else jnp.zeros_like(whole))
 
-    def widened(self, path: str, leaf: Array) -> jax.Array:
-        """A leaf as long as it was along the axes that were cut, with zeros in the place of what is gone."""
-        sizes = dict(zip(_tree.paths(self._template()), jax.tree.leaves(self._template()), strict=True))[path].shape
-        for cut in self.narrow:
-            if cut.path == path:
-                leaf = spread(jnp.asarray(leaf), cut.units, cut.axis, sizes[cut.axis])
-        return jnp.asarray(leaf)
+        def leaf(path: str, whole: jax.ShapeDtypeStruct) -> Array:
+            if path not in params["rest"]:
+                return jnp.zeros(whole.shape, whole.dtype)
+            found = jnp.asarray(params["rest"][path])
+            for cut in self.narrow:
+                if cut.path == path:
+                    found = spread(found, cut.units, cut.axis, whole.shape[cut.axis])
+            return found
 
-    def _template(self) -> Tree:
-        return jax.eval_shape(self.base.init, jax.random.key(0))
+        return self._tree(leaf)
 
     def _tree(self, leaf: Callable[[str, jax.ShapeDtypeStruct], Array]) -> Tree:
-        template = self._template()
+        template = jax.eval_shape(self.base.init, jax.random.key(0))
         leaves = [leaf(path, whole) for path, whole in zip(_tree.paths(template), jax.tree.leaves(template), strict=True)]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
