@@ -132,6 +132,9 @@ def _halves(posterior: Draws) -> list[Draws]:
 
 
 def _distance(truth: Predictive, other: Predictive, y: Any) -> Distance:
+    if (truth.support, truth.num_columns) != (other.support, other.num_columns):
+        got, wanted = (f"{each.support} targets in {each.num_columns} column{'s' * (each.num_columns != 1)}" for each in (other, truth))
+        raise MethodError(message("The fit and the reference predict different things.", got, wanted, "fit both to the same target"))
     parts = _classes(truth, other) if truth.support in ("label", "binary") else _densities(truth, other)
     distance = Distance(*(float(part) for part in parts))
     if y is None:

@@ -263,7 +263,7 @@ def _spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     from scipy.special import ndtr
 
     std = np.sqrt(variance)
-    z = mean / std
+    z = np.divide(mean, std, out=np.copysign(np.full_like(mean * std, np.inf), mean), where=std > 0)  # a point mass has E|X| = |mean|
     return 2 * std * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) + mean * (2 * ndtr(z) - 1)
 
 

@@ -15,6 +15,7 @@ from aleator._typing import Key, Tree
 from aleator.data import Data
 
 STILL_RISING = 0.02  # share of the whole climb made in the last tenth of the steps that counts as unfinished
+FEW = 20  # points of a trace with fewer of which nothing is said about its course
 
 
 def verdict(method: Any, algorithm: Any, result: Any, num_data: int) -> tuple[str, bool, dict[str, Any]]:
@@ -34,17 +35,25 @@ def _general(algorithm: Any, result: Any, num_data: int) -> tuple[str, bool]:
     trace = result.traces.get("log_likelihood")
     if trace is None or algorithm.watch != "log_likelihood":
         return f"Complete: {result.steps} step{'s' * (result.steps != 1)}, all finite.", True
-    if trace.shape[-1] >= 20:
+    if trace.shape[-1] >= FEW:
         moved = np.ptp(trace, axis=-1)
         if np.any(moved == 0.0):
             return (
                 "The log-likelihood never changed: the parameters did not move; raise the learning rate or check that the outputs depend on them.",
                 False,
             )
-        if not result.stopped_early and still_rising(trace):
-            return f"Still improving after {result.steps} steps: raise num_steps or learning_rate.", True
-    how = "stopped early by the held-out data" if result.stopped_early else "the log-likelihood has levelled off"
-    return f"Converged: {how} after {result.steps} steps, all finite.", True
+    if result.stopped_early:
+        return f"Converged: stopped early by the held-out data after {result.steps} steps, all finite.", True
+    return levelled("log-likelihood", trace, result.steps, "Converged"), True
+
+
+def levelled(what: str, trace: np.ndarray, num_steps: int, word: str = "Complete") -> str:
+    """Whether what was climbed has levelled off, in words, as far as the trace can tell."""
+    if trace.shape[-1] < FEW:
+        return f"Complete: {num_steps} step{'s' * (num_steps != 1)}, all finite, too few to tell whether the {what} has levelled off."
+    if still_rising(trace):
+        return f"Still improving after {num_steps} steps: raise num_steps or learning_rate."
+    return f"{word}: the {what} has levelled off after {num_steps} steps, all finite."
 
 
 def still_rising(trace: np.ndarray) -> bool:

@@ -64,6 +64,14 @@ def test_crps_of_the_standard_gaussian_at_zero():
     )
 
 
+def test_crps_of_a_point_mass_is_the_distance():
+    """Two equal point masses at 0 and 1, by hand: at ½ both steps are ½ away, at 1 the score is ∫₀¹ ¼ dt."""
+    sure = Predictive(Outputs(draws=np.array([[[0.0]], [[1.0]]]), extra={"scale": np.zeros(2)}), Gaussian(), squeeze=True)
+    assert criteria.crps(sure, [0.5]).value == pytest.approx(0.25)
+    assert criteria.crps(sure, [1.0]).value == pytest.approx(0.25)
+    assert criteria.crps(sure, [-2.0]).value == pytest.approx(2.25)
+
+
 def test_crps_of_mixtures_against_its_integral():
     weights = np.array([0.2, 0.5, 0.3])
     pred = Predictive(Outputs(draws=F, weights=weights, extra={"scale": SCALE}), Gaussian(), squeeze=True)

@@ -846,11 +846,13 @@ def test_classes_that_are_none_are_named():
     np.testing.assert_array_equal(calibration.reliability(probs, y, label=2).size.sum(), 20)
 
 
+LINE = al.LinearModel(al.features.Identity(), al.Gaussian(0.5), al.Normal(1.0))
+
+
 def test_value_of_a_label_in_closed_form():
     """A label at c moves the mean of f(1) by a Gaussian of known spread, Cov(f(1), f(c))²/(Var f(c) + σ²); acting pays max(0, mean)."""
-    model = al.LinearModel(al.features.Identity(), al.Gaussian(0.5), al.Normal(1.0))
     x = np.array([[0.5], [-0.5], [0.4]])
-    fit = al.fit(0, model, (x, np.array([0.1, 0.05, 0.0])), al.Exact())
+    fit = al.fit(0, LINE, (x, np.array([0.1, 0.05, 0.0])), al.Exact())
     candidates = np.array([[3.0], [-1.0], [1.0]])
     mean, covariance = fit.joint(0, np.concatenate([np.array([[1.0]]), candidates]))
     m, c = float(mean[0, 0]), covariance[:, 0, :, 0]
@@ -860,6 +862,19 @@ def test_value_of_a_label_in_closed_form():
     found = al.decide.value_of_label(1, fit, candidates, np.array([[1.0]]), lambda a, y: a * y, [0, 1], num_samples=num, num_labels=num)
     np.testing.assert_allclose(found, exact, atol=5 * np.max(spread) / np.sqrt(num))
     assert np.argsort(found).tolist() == np.argsort(exact).tolist()
+
+
+def test_value_of_a_label_of_several_targets():
+    """A utility of the first of two independent columns: the second takes part in the draws and changes nothing but their noise."""
+    rng = np.random.default_rng(0)
+    x = np.array([[0.5], [-0.5], [0.4]])
+    y = np.stack([[0.1, 0.05, 0.0], rng.normal(size=3)], axis=-1)
+    candidates, rows, num = np.array([[3.0], [-1.0]]), np.array([[1.0]]), 1000
+    ask = lambda y, take: al.decide.value_of_label(
+        1, al.fit(0, LINE, (x, y), al.Exact()), candidates, rows, lambda a, y: a * take(y), [0, 1], num_samples=num, num_labels=num
+    )
+    one, two = ask(y[:, 0], lambda y: y), ask(y, lambda y: y[..., 0])
+    np.testing.assert_allclose(one, two, rtol=0.2)
 
 
 # ---- combination --------------------------------------------------------------------------------------------------------------------

@@ -80,6 +80,15 @@ def test_a_budget_that_is_too_small_is_said() -> None:
         al.oracle(0, model, data, budget=0.0)
 
 
+def test_a_fit_of_another_target_is_refused(gold: al.Fit) -> None:
+    x = np.linspace(-1, 1, 30, dtype=np.float32)
+    model = al.LinearModel(al.features.Polynomial(1), al.Bernoulli(), al.Normal(1.0))
+    other = al.fit(0, model, (x, (x > 0).astype(int)), al.MAP(num_steps=10))
+    assert "too few to tell" in other.status
+    with pytest.raises(al.MethodError, match=r"predict different things.*binary targets in 1 column.*real targets in 1 column"):
+        al.fidelity(other, gold, x)
+
+
 def test_a_reference_without_draws_is_refused() -> None:
     model, data = line()
     exact = al.fit(0, model, data, al.Exact())

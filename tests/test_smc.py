@@ -145,6 +145,13 @@ def test_troubles_are_named(method: Any) -> None:
     assert np.max(fit.posterior.params["a"]) < 1.0 and fit.manifest["health"]["undefined"] > 0
 
 
+def test_a_warmer_posterior_has_no_evidence() -> None:
+    methods = SMC(num_particles=100, num_runs=2), al.Nested(num_live=100, num_runs=2)
+    for method in methods:
+        fit = al.fit(0, cases.linear_model(), (X, Y), method, temperature=2.0, progress=False)
+        assert fit.log_evidence is None and "log normalising constant at temperature 2" in fit.status and "evidence" not in fit.status
+
+
 def test_too_few_stages_are_not_called_complete() -> None:
     with pytest.warns(al.HealthWarning, match="max_stages"):
         al.fit(0, cases.linear_model(), (X, Y), SMC(num_particles=100, num_runs=2, max_stages=1), progress=False)

@@ -19,7 +19,7 @@ import numpy as np
 from aleator import _outputs, _tree
 from aleator._errors import DataError, MethodError, message
 from aleator._random import as_key, split
-from aleator._typing import KeyLike
+from aleator._typing import Key, KeyLike
 from aleator.decide._inputs import between
 from aleator.predictive import Predictive, PredictiveViews
 
@@ -208,10 +208,11 @@ def value_of_model(
 ) -> np.ndarray:
     """E_f[max_a E_y[u | f]] − max_a E_y[u], (rows,): what knowing f, as unlimited data would tell it, is worth. The rest of `value_of_knowing`
     is noise that no data removes. From draws of f."""
+    key_f, key_table = split(as_key(key))
     with jax.enable_x64(True):
-        f, extra = jax.tree.map(np.asarray, _outputs.draw_outputs(as_key(key), predictive.outputs, num_samples))
+        f, extra = jax.tree.map(np.asarray, _outputs.draw_outputs(key_f, predictive.outputs, num_samples))
     drawn = dataclasses.replace(predictive, outputs=_outputs.Outputs(draws=f, extra=extra))
-    every = _by_draw(drawn, utility, actions)
+    every = _by_draw(drawn, utility, actions, key_table)
     return every.max(axis=1).mean(axis=0) - every.mean(axis=0).max(axis=0)
 
 
@@ -230,12 +231,12 @@ def value_of_label(
     One-step look-ahead: a label y_c is drawn from its predictive, the posterior draws are weighted by p(y_c | f_c), the decisions are made again. Compare
     with what a label costs: label while the best value is above it, then act. Estimated from joint draws of f; resampled gains are ≥ 0 up to their noise.
     """
-    key_f, key_labels, key_pick = split(as_key(key), 3)
+    key_f, key_labels, key_pick, key_table = split(as_key(key), 4)
     inputs, rows = fit._inputs(candidates), fit._inputs(x)
     num_candidates = _tree.rows(inputs)
     together = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), inputs, rows)
     outputs = fit.posterior.functions(key_f, fit.model, together, num_samples)
-    table = _by_draw(fit._predictive(outputs).rows(slice(num_candidates, None)), utility, actions)
+    table = _by_draw(fit._predictive(outputs).rows(slice(num_candidates, None)), utility, actions, key_table)
     likelihood = fit.model.likelihood
     with jax.enable_x64(True):
         draws, _, extra = _outputs.as_draws(likelihood, outputs, _outputs.FEW_NODES)
@@ -255,7 +256,7 @@ def value_of_label(
     return gained
 
 
-def _by_draw(predictive: Predictive, utility: Callable, actions: Sequence[Any]) -> np.ndarray:
+def _by_draw(predictive: Predictive, utility: Callable, actions: Sequence[Any], key: Key) -> np.ndarray:
     """Expected utility of every action at every row under every draw of f: (draws, actions, rows)."""
     actions = _some(actions)
     num = max(64, SCENARIOS // predictive.outputs.num_draws)
@@ -264,7 +265,7 @@ def _by_draw(predictive: Predictive, utility: Callable, actions: Sequence[Any]) 
         _, means, stds = components
         cases = (_normals(np.ones(1), means[s : s + 1], stds[s : s + 1], num) for s in range(len(means)))
     else:
-        cases = (scenarios(_one_draw(predictive, s), None, num) for s in range(predictive.outputs.num_draws))
+        cases = (scenarios(_one_draw(predictive, s), jax.random.fold_in(key, s), num) for s in range(predictive.outputs.num_draws))
     return np.stack([np.stack([np.sum(c.weight * _utility(utility, action, c), axis=0) for action in actions]) for c in cases])
 
 

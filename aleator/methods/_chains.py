@@ -218,6 +218,11 @@ def tempered(target: Any) -> list[str]:
     return [f"temperature {target.temperature}"] if target.temperature != 1.0 else []
 
 
+def constant(temperature: float) -> str:
+    """What the normalising constant of the density is called."""
+    return "log evidence" if temperature == 1.0 else f"log normalising constant at temperature {temperature:g}"
+
+
 class Layout(NamedTuple):
     """Between parameter trees and flat vectors. names: of the coordinates, "path[index]". num_functions: length F of `functions`, 0 where
     there is no model whose rows stand alone."""

@@ -171,12 +171,12 @@ class Nested(Method):
             done=lambda state: state.arrived,
             members=self.num_runs,
             apart=True,
-            verdict=lambda result: self._verdict(result, delete),
+            verdict=lambda result: self._verdict(result, delete, target.temperature),
             x64=x64,
             notes={"departures": chains.tempered(target)},
         )
 
-    def _verdict(self, result: Any, delete: int) -> tuple[str, bool, dict[str, Any]]:
+    def _verdict(self, result: Any, delete: int, temperature: float) -> tuple[str, bool, dict[str, Any]]:
         """Did all runs arrive, do they agree, and are there plateaus?"""
         state = result.state
         runs = [_collect(state, result.kept, run)[1] for run in range(self.num_runs)]
@@ -193,7 +193,8 @@ class Nested(Method):
         told = float(np.sqrt(np.mean(values[:, 1] ** 2)))
         if spread > 3.0 * told + 0.1:
             return f"The runs differ by {spread:.2f} nats where {told:.2f} are expected: raise num_moves or num_live.", False, health
-        return f"Complete: log evidence {values[:, 0].mean():.3f}, runs differing by {spread:.3f} nats ({told:.3f} expected).", True, health
+        said = f"Complete: {chains.constant(temperature)} {values[:, 0].mean():.3f}, runs differing by {spread:.3f} nats ({told:.3f} expected)."
+        return said, True, health
 
 
 def integrate(generator: np.random.Generator, level: np.ndarray, number: int, delete: int) -> tuple[Score, np.ndarray]:

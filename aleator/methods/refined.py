@@ -334,9 +334,7 @@ def _verdict(result: Any, method: Refined) -> tuple[str, bool, dict[str, float]]
         return "Some refined draws have no finite log joint: lower step_size or raise num_steps.", False, health
     if method.kind == "particle" and health["smallest_eigenvalue"] <= FOLDED:
         return "The refinement folds over: its score is no bound and is not reported; lower step_size.", False, health
-    rising = len(bound) >= 20 and diagnostics.still_rising(bound)
-    said = f"Still improving after {method.num_steps} steps: raise num_steps or learning_rate." if rising else ""
-    said = said or f"Complete: the objective has levelled off after {method.num_steps} steps."
+    said = diagnostics.levelled("objective", bound, method.num_steps)
     if method.kind == "langevin":
         top = weight.max()
         health["weighted_log_evidence"] = float(top + np.log(np.mean(np.exp(weight - top))))

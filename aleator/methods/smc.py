@@ -214,7 +214,7 @@ class SMC(Method):
             members=self.num_runs,
             apart=True,
             watch="log_evidence",
-            verdict=lambda result: verdict(result, self),
+            verdict=lambda result: verdict(result, self, target.temperature),
             x64=x64,
             notes={"departures": chains.tempered(target)},
         )
@@ -303,7 +303,7 @@ def _taken(
     )
 
 
-def verdict(result: Any, method: SMC) -> tuple[str, bool, dict[str, Any]]:
+def verdict(result: Any, method: SMC, temperature: float) -> tuple[str, bool, dict[str, Any]]:
     """Did all runs arrive, and do they agree?"""
     state = result.state
     beta, values = np.asarray(state.beta), np.asarray(state.log_evidence, np.float64)
@@ -328,15 +328,16 @@ def verdict(result: Any, method: SMC) -> tuple[str, bool, dict[str, Any]]:
             "as impossible; guard the log, root or division that fails there."
         )
         return sentence, False, health
+    constant = chains.constant(temperature)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     if health["rhat"] > RHAT or spread > 1.0:
         return (
-            f"The runs do not agree: R-hat {health['rhat']:.3f}, log evidence differing by {spread:.2f} nats: raise num_particles or num_moves.",
+            f"The runs do not agree: R-hat {health['rhat']:.3f}, {constant} differing by {spread:.2f} nats: raise num_particles or num_moves.",
             False,
             health,
         )
     sentence = (
-        f"Complete: log evidence {values.mean():.3f}, runs differing by {spread:.3f} nats, acceptance {health['acceptance']:.2f}, "
+        f"Complete: {constant} {values.mean():.3f}, runs differing by {spread:.3f} nats, acceptance {health['acceptance']:.2f}, "
         f"{families:.0%} of the first particles have descendants."
     )
     return sentence, True, health

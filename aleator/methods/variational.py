@@ -371,9 +371,7 @@ def _verdict(result: Any, plan: Plan) -> tuple[str, bool]:
     """How the optimisation went, and how far q is from the posterior by the tail of its importance weights."""
     bound = result.traces["log_likelihood"] - result.traces["kl"]
     bound = bound[..., : len(range(0, plan.method.num_steps, max(1, plan.method.num_steps // TRACE_POINTS)))]  # without the evidence's
-    rising = bound.shape[-1] >= 20 and diagnostics.still_rising(bound)
-    said = f"Still improving after {plan.method.num_steps} steps: raise num_steps or learning_rate." if rising else ""
-    said = said or f"Complete: the bound has levelled off after {plan.method.num_steps} steps, all finite."
+    said = diagnostics.levelled("bound", bound, plan.method.num_steps)
     if result.state.evidence == () or plan.target.temperature != 1.0:
         return said, True
     ratios = _log_ratios(result.state.evidence, plan.target.num_data)[0]
