@@ -208,7 +208,7 @@ def value_of_model(
 ) -> np.ndarray:
     """E_f[max_a E_y[u | f]] − max_a E_y[u], (rows,): what knowing f, as unlimited data would tell it, is worth. The rest of `value_of_knowing`
     is noise that no data removes. From draws of f."""
-    key_f, key_table = split(as_key(key))
+    key_f, key_table = split(as_key(key), 2)
     with jax.enable_x64(True):
         f, extra = jax.tree.map(np.asarray, _outputs.draw_outputs(key_f, predictive.outputs, num_samples))
     drawn = dataclasses.replace(predictive, outputs=_outputs.Outputs(draws=f, extra=extra))
