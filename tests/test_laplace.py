@@ -410,3 +410,40 @@ def test_convolutions_of_a_users_network_in_double_precision(dtype: Any) -> None
         fit = al.fit(0, al.BNN(Net(), al.Gaussian(0.5)), (x, y), method, progress=False)
         predictive = fit.predict(1, x[:3])
         assert np.isfinite(predictive.mean).all() and (predictive.epistemic > 0).all()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_evidence_of_other_factors_is_exact_from_anywhere(layers: int) -> None:
+    """A linear-Gaussian log joint is its own Taylor term, so that prior factors and noise have their exact evidence wherever it is taken, at
+    a mode or not, with more weights than rows."""
+    from scipy.stats import multivariate_normal
+
+    from aleator.methods import _whitened as whitened
+
+    rng = np.random.default_rng(0)
+    phi, w, sigma, n, m = rng.normal(size=(8, 12)), rng.normal(size=12), 0.5, 8, 12
+    y = rng.normal(size=n)
+    group = np.arange(m) % layers
+    curvature, pull = phi.T @ phi / sigma**2, phi.T @ (y - phi @ w) / sigma**2
+    counts, square = np.bincount(group).astype(float), whitened.by_group(group, w**2)
+    spectrum = whitened.Spectrum(np.zeros(0), group, counts, square, w, pull, curvature)
+    if layers == 1:
+        values, vectors = np.linalg.eigh(curvature)
+        spectrum = whitened.Spectrum(np.maximum(values, 0), group, counts, square, vectors.T @ w, vectors.T @ pull)
+    at = float(multivariate_normal(phi @ w, sigma**2 * np.eye(n)).logpdf(y))
+    data = whitened.Data(at, n, np.sum((y - phi @ w) ** 2) / sigma**2, np.ones(layers))
+    for logs in ({"prior": np.zeros(layers), "noise": 0.0}, {"prior": np.linspace(-1.0, 2.0, layers), "noise": -3.0}):
+        tau, noise = np.exp(logs["prior"])[group], sigma * np.exp(logs["noise"])
+        exact = multivariate_normal(np.zeros(n), phi @ np.diag(1 / tau) @ phi.T + noise**2 * np.eye(n)).logpdf(y)
+        with jax.enable_x64(True):
+            assert float(whitened.log_evidence(logs, spectrum, data)) == pytest.approx(exact, rel=1e-9)
+
+
+def test_factors_found_before_the_mode_are_finite() -> None:
+    """Little noise, more weights than rows and a search that is cut short: directions without curvature must not drive the factors off."""
+    x = np.linspace(-1, 1, 20)[:, None]
+    model = al.BNN(al.networks.MLP(1, (30,), 1, activation="tanh"), al.Gaussian(), al.Normal(1.0, scaling="fan_in"))
+    method = al.Laplace("full", tune="layer", tune_noise=True, base=al.MAP(num_steps=300, learning_rate=0.02))
+    fit = al.fit(0, model, (x, np.sin(9 * x[:, 0])), method, progress=False)
+    factors = fit.posterior.tuned["prior_factor"]
+    assert np.all(np.isfinite(factors)) and np.all(np.isfinite(fit.predict(0, x).variance)) and np.isfinite(fit.log_evidence.value)

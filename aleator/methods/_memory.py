@@ -47,7 +47,7 @@ def remembered(params: Tree, basis: Any, memory: tuple[Tree, Taylor], plan: Plan
     value, step, pushed, c = _expand(params, memory, plan, model)
     residual = c * (term.residual - 2.0 * step) if isinstance(model.likelihood, Gaussian) else term.residual
     gradient = jnp.zeros(0, value.dtype)
-    if plan.polish:
+    if plan.structure == "full":
         gradient = jnp.zeros(plan.layout.size, value.dtype).at[_index(plan, term)].set(c * (term.gradient - pushed))
     return Sums(_curvature(term, c, basis, plan), value, gradient, residual, term.mass)
 

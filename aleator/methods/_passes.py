@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What passes over the data add up. curvature: as the structure has it. log_likelihood; gradient (P,) of it, where the mode is polished;
+    """What passes over the data add up. curvature: as the structure has it. log_likelihood; gradient (P,) of it, where the structure is full;
     residual: Σ ((y − f)/σ)², where there is a Gaussian noise; mass: Σ weights."""
 
     curvature: Any
@@ -118,7 +118,7 @@ def add(sums: Sums, params: Tree, basis: Any, batch: Batch, model: Any, plan: Pl
     fit_of = lambda outputs: batch.weighted_sum(model.likelihood.log_prob(outputs, batch.y, extra))
     outputs = model.apply(weights, batch.x, None) if seen is None else seen.outputs
     value, gradient, residual = fit_of(outputs), sums.gradient, sums.residual
-    if plan.polish:
+    if plan.structure == "full":
         gradient = gradient + _tree.flat(jax.grad(lambda w: fit_of(model.apply(w, batch.x, None)))(weights))
     if isinstance(model.likelihood, Gaussian):
         residual = residual + batch.weighted_sum(jnp.sum(((batch.y - outputs) / extra["scale"]) ** 2, axis=1))

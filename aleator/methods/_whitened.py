@@ -25,14 +25,15 @@ WITHIN = 0.01  # of each other are the values that are put together
 class Spectrum(NamedTuple):
     """What the evidence needs of the curvature H in units of the prior's scales. values (v,): its eigenvalues; member (v,): the group of each.
     counts (G,): weights of each group; square (G,): Σ (w/s)² over them. turned (v,): z = w/s along the eigenvectors, where H is known in
-    full: then the mode can follow its prior. matrix (m, m): H itself in the place of `values` where groups do not share its eigenvectors;
-    member and turned then are of the weights. times (v,): how often each value is there, where many were put together."""
+    full: then the mode can follow its prior; pulled (v,): the slope of the log-likelihood along them. matrix (m, m): H itself in the place of `values` where
+    groups do not share its eigenvectors; member, turned and pulled then are of the weights. times (v,): how often each value is there, where many were put together."""
 
     values: Array
     member: Array
     counts: Array
     square: Array
     turned: Array | None = None
+    pulled: Array | None = None
     matrix: Array | None = None
     times: Array | None = None
 
@@ -55,11 +56,11 @@ def condense(spectrum: Spectrum) -> Spectrum:
 
 class Whitened(NamedTuple):
     """The curvature in units of the prior's scales, ready for any prior factors. operator(τ (G,), c) → (c·H + diag τ)⁻¹ in the weights' own
-    units; solve(τ, c, b) = (c·H + diag τ)⁻¹b, where H is known in full."""
+    units; follow(τ, c) (m,): how far the mode moves, in units of the prior's scales, where H is known in full."""
 
     spectrum: Spectrum
     operator: Callable[[np.ndarray, float], Any]
-    solve: Callable[[np.ndarray, float, np.ndarray], np.ndarray] | None = None
+    follow: Callable[[np.ndarray, float], np.ndarray] | None = None
 
 
 def groups(method: Any, plan: Plan, model: Any, index: np.ndarray) -> np.ndarray:
@@ -114,12 +115,12 @@ def whiten(method: Any, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, w
             lambda tau, c: Complement(scale / np.sqrt(tau[0]), vectors, c * values / (c * values + tau[0])),
         )
     held = sums.curvature[0] if plan.number is not None else sums.curvature
-    inside, z = scale[:, None] * (0.5 * (held + held.T)) * scale, weights / scale
+    inside, z, pull = scale[:, None] * (0.5 * (held + held.T)) * scale, weights / scale, scale * sums.gradient[index]
     whole = lambda tau, c: c * inside + np.diag(tau[group])
     several = Whitened(
-        Spectrum(xp.zeros(0, z.dtype), group, counts, square, z, inside),
+        Spectrum(xp.zeros(0, z.dtype), group, counts, square, z, pull, inside),
         lambda tau, c: _inverse_root(cholesky(whole(tau, c), "Laplace precision")[0], scale),
-        lambda tau, c, b: np.linalg.solve(whole(tau, c), b),
+        lambda tau, c: np.linalg.solve(whole(tau, c), c * pull - tau[group] * z),
     )
     if len(counts) > 1:
         return several
@@ -138,8 +139,9 @@ def whiten(method: Any, plan: Plan, sums: Sums, basis: Any, index: np.ndarray, w
         spread = 1.0 / np.sqrt(c * values + tau[0])
         return Root(scale[:, None] * vectors * spread, 2.0 * np.sum(np.log(scale)) + 2.0 * np.sum(np.log(spread)))
 
-    solve = lambda tau, c, b: vectors @ ((vectors.T @ b) / (c * values + tau[0]))
-    return Whitened(Spectrum(values, group, counts, square, vectors.T @ z), dense, solve)
+    turned, pulled = vectors.T @ z, vectors.T @ pull
+    follow = lambda tau, c: vectors @ ((c * pulled - tau[0] * turned) / (c * values + tau[0]))
+    return Whitened(Spectrum(values, group, counts, square, turned, pulled), dense, follow)
 
 
 def _inverse_root(factor: np.ndarray, scale: np.ndarray) -> Root:
@@ -166,15 +168,16 @@ def data_of(target: Any, sums: Sums, trained: Array) -> Data:
 def log_evidence(logs: dict, spectrum: Spectrum, data: Data) -> Array:
     """Of log factors {"prior": log τ (G,), "noise": log κ}, but for the prior's own constants.
 
-    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = τ₀z/κ² − τz is the slope at the mode that
-    was trained under τ₀: another prior or noise has another mode, which the last term takes into account. It is left out where H is not
-    known in full.
+    With z = w/s: log p(D|θ*) + Σ ½(m log τ − τ Σz²) − ½ log |H/κ² + τ| + ½ bᵀ(H/κ² + τ)⁻¹b, where b = g/κ² − τz is the slope of the log joint, g
+    that of the log-likelihood: another prior or noise has another mode, which the last term takes into account. It is left out where H is not
+    known in full. At a mode trained under factors τ₀, g = τ₀z; but a search ends near it, and what is left of τ₀z where H is 0 would let the
+    last term grow as κ⁻⁴. g itself has no part there.
     """
     tau, noise = jnp.exp(logs["prior"]), jnp.exp(logs["noise"])
     c = noise**-2
     value = data.log_likelihood - data.rows * logs["noise"] - 0.5 * data.residual * (c - 1.0)
     value = value + 0.5 * jnp.sum(spectrum.counts * logs["prior"] - tau * spectrum.square)
-    slope = None if spectrum.turned is None else (data.trained * c - tau)[spectrum.member] * spectrum.turned
+    slope = None if spectrum.turned is None else c * spectrum.pulled - tau[spectrum.member] * spectrum.turned
     if spectrum.matrix is not None:
         factor = jnp.linalg.cholesky(c * spectrum.matrix + jnp.diag(tau[spectrum.member]))
         half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
@@ -212,7 +215,7 @@ _evidence_at = jax.jit(log_evidence)
 
 
 def tune(
-    method: Any, plan: Plan, white: Whitened, data: Data, z: np.ndarray, precision: np.ndarray, log_prior: float, searching: bool
+    method: Any, plan: Plan, white: Whitened, data: Data, precision: np.ndarray, log_prior: float, searching: bool
 ) -> tuple[np.ndarray, float, np.ndarray, float]:
     """(prior factors τ (G,), noise factor κ, how far the mode moves with them (m,), log evidence). searching: look for the factors, and not
     only for the evidence of those that the mode was trained under."""
@@ -222,10 +225,9 @@ def tune(
     if searching:
         logs = _search(logs, condense(white.spectrum), data, tuple(free.items()), method.num_tune_steps)
     tau, noise, value = np.exp(np.asarray(logs["prior"])), float(np.exp(logs["noise"])), float(_evidence_at(logs, white.spectrum, data))
-    shift = np.zeros(len(z))
-    if white.solve is not None and searching:
-        group = white.spectrum.member
-        shift = white.solve(tau, noise**-2, (data.trained * noise**-2 - tau)[group] * z)
+    shift = np.zeros(len(precision))
+    if white.follow is not None and searching:
+        shift = white.follow(tau, noise**-2)
     # For priors that are not Gaussian, the density at the mode is not that of the Gaussian with its curvature.
     if len(precision) == plan.layout.size:
         gaussian = 0.5 * np.sum(np.log(precision)) - 0.5 * len(precision) * np.log(2 * np.pi) - 0.5 * float(np.sum(white.spectrum.square))

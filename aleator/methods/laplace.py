@@ -310,7 +310,10 @@ class Laplace(Method):
         group = groups(self, plan, model, plan.index)
 
         def blank(dtype: Any) -> Sums:
-            return Sums(empty(plan, dtype), *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.polish else 0,), (), ())))
+            return Sums(
+                empty(plan, dtype),
+                *(jnp.zeros(shape, dtype) for shape in ((), (plan.layout.size if plan.structure == "full" else 0,), (), ())),
+            )
 
         def scale(params: Tree) -> Array:
             return 1.0 / jnp.sqrt(positive(prior_curvature(target, params, plan.index)[0], 1.0))
@@ -521,14 +524,12 @@ def _finish(method: Laplace, target: Any, plan: Plan, state: State) -> Posterior
         white = whiten(method, plan, sums, state.basis, index, offset, scale, model)
         number = len(white.spectrum.counts)
         data = data_of(target, sums, np.exp(np.asarray(state.logs, np.float64)) if method.num_rounds else np.ones(number))
-        factors, noise, shift, evidence = tune(
-            method, plan, white, data, offset / scale, precision, float(log_prior), searching=not method.num_rounds
-        )
+        factors, noise, shift, evidence = tune(method, plan, white, data, precision, float(log_prior), searching=not method.num_rounds)
         operator = white.operator(factors / target.temperature, 1.0 / (noise**2 * target.temperature))
     score = None if target.temperature != 1.0 else Score(evidence, 0.0, "estimate")
-    # At a mode the log-likelihood falls as fast as the log prior rises. Where the search was polished its gradient is known.
+    # At a mode the log-likelihood falls as fast as the log prior rises. A full Laplace has added up its gradient.
     trained = data.trained[groups(method, plan, model, index)]
-    gradient = np.asarray(state.sums.gradient)[index] if plan.polish else -trained * slope[index]
+    gradient = np.asarray(state.sums.gradient)[index] if plan.structure == "full" else -trained * slope[index]
     memory = _memory.taylor(plan, state, gradient, _rows(state, target))
     if noise != 1.0:
         moved = params["likelihood"]["log_scale"] + np.log(noise).astype(params["likelihood"]["log_scale"].dtype)
