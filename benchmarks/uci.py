@@ -134,7 +134,7 @@ def laplace(structure: str, heteroscedastic: bool) -> Callable:
 
 def swag(num_members: int) -> Callable:
     def row(name: str, num_data: int, num_features: int) -> tuple:
-        method = al.SWAG(num_steps=steps(num_data), num_warmup=steps(num_data), batch_size=64, warmup_rate=5e-3)
+        method = al.SWAG(num_steps=steps(num_data), num_warmup=steps(num_data), batch_size=64, learning_rate=1e-4, warmup_rate=5e-3)
         model = al.BNN(network(name, num_features, 1), al.Gaussian(), al.Normal(1.0, scaling="fan_in"))
         return model, method if num_members == 1 else al.Ensemble(method, num_members)
 

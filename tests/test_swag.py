@@ -143,6 +143,19 @@ def test_a_path_that_stands_still_is_named() -> None:
     assert np.isfinite(fit.posterior.operator.logdet()) and (fit.posterior.operator.diagonal() > 0).all()
 
 
+def test_sgd_that_leaves_the_mode_is_named() -> None:
+    """Little noise makes steep walls: at a learning rate near 2/λ_max the iterates are thousands of nats below the mode."""
+    x = np.linspace(-1, 1, 200)[:, None]
+    model = al.BNN(al.networks.MLP(1, (10,), 1, activation="tanh"), al.Gaussian(0.02), al.Normal(1.0))
+    run = lambda rate: al.fit(0, model, (x, np.sin(3 * x[:, 0])), SWAG(learning_rate=rate, num_steps=1000, thin=7), progress=False)
+    with pytest.warns(al.HealthWarning, match=r"SGD left the mode.*lower learning_rate by a factor"):
+        wide = run(3e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", al.HealthWarning)  # of a mode that is still being approached
+        narrow = run(1e-6)
+    assert "left the mode" not in narrow.status and wide.manifest["health"]["fall"] > 200 > narrow.manifest["health"]["fall"]
+
+
 def test_drift_is_named() -> None:
     with pytest.warns(al.HealthWarning, match="partly drift"):
         al.fit(0, cases.linear_model(), (X, Y), SWAG(num_steps=200, num_warmup=0, batch_size=20, thin=3, rank=5, learning_rate=3e-4))

@@ -26,6 +26,8 @@ STUCK = 0.5  # share of parameters without any spread that counts as a run that 
 BLOCKS = 10  # pieces of the run whose mean log-likelihoods are looked at
 TREND = 0.85  # their correlation with time from which they rise: about one in a thousand where they do not
 RISE = 1.0  # nats between the two halves of the run that matter
+BEFORE = 10  # points of the trace at the mode, before SGD begins
+FALL = 4.0  # times the ½ nat a parameter that draws of a posterior lie below its mode: SGD that loses more has left it
 
 
 class State(NamedTuple):
@@ -212,6 +214,7 @@ def _warmup(method: SWAG) -> Any:
 def _verdict(result: Any, num_steps: int) -> tuple[str, bool, dict[str, float]]:
     """Whether the iterates moved, and moved around rather than away."""
     squares = jax.tree.leaves(result.state.square)
+    size = sum(leaf.size for leaf in squares) // max(1, np.size(result.state.number))
     still = sum(int(jnp.sum(leaf <= 0.0)) for leaf in squares) / sum(leaf.size for leaf in squares)
     trace = result.traces["log_likelihood"]
     trace = trace.reshape(-1, trace.shape[-1]).mean(axis=0)
@@ -219,9 +222,15 @@ def _verdict(result: Any, num_steps: int) -> tuple[str, bool, dict[str, float]]:
     blocks = np.array([piece.mean() for piece in np.array_split(trace[-points:], BLOCKS)]) if points >= BLOCKS else np.zeros(BLOCKS)
     trend = float(np.corrcoef(np.arange(BLOCKS), blocks)[0, 1]) if np.ptp(blocks) > 0 else 0.0
     rise = float(blocks[BLOCKS // 2 :].mean() - blocks[: BLOCKS // 2].mean())
-    numbers = {"without_spread": still, "trend": trend, "rise": rise}
+    before, after = trace[:-points][-BEFORE:], trace[-points:]
+    fall = float(before.mean() - after.mean()) if len(before) == BEFORE else 0.0
+    noise = float(np.hypot(*(part.std() / np.sqrt(part.size) for part in (before, after)))) if fall else 0.0
+    numbers = {"without_spread": still, "trend": trend, "rise": rise, "fall": fall}
     if still > STUCK:
         return f"{still:.0%} of the parameters never moved under SGD: raise learning_rate or num_steps.", False, numbers
+    if fall > FALL * 0.5 * size + 4.0 * noise:
+        said = f"SGD left the mode: it lies {fall:.3g} nats below it, where draws of a posterior of {size} parameters lie about {0.5 * size:.3g}"
+        return f"{said}; lower learning_rate by a factor of {fall / (0.5 * size):.2g} or more.", False, numbers
     if trend > TREND and rise > RISE:
         return "The log-likelihood still rises under SGD: the spread is partly drift; raise num_warmup or num_steps.", False, numbers
     return f"Complete: {result.steps} steps, iterates move around one level of the log-likelihood.", True, numbers
