@@ -152,6 +152,18 @@ def test_a_warmer_posterior_has_no_evidence() -> None:
         assert fit.log_evidence is None and "log normalising constant at temperature 2" in fit.status and "evidence" not in fit.status
 
 
+def test_nested_sampling_of_an_improper_density_ends() -> None:
+    """Its likelihood rises for ever, faster than the mass of the reference falls."""
+
+    class Wide:
+        log_prob = staticmethod(lambda q: -0.5 * q**2 / 9.0 - np.log(3.0 * np.sqrt(2.0 * np.pi)))
+        sample = staticmethod(lambda key: 3.0 * jax.random.normal(key, (), np.float64))
+
+    target = al.target_from_log_density(lambda q: 0.5 * q, np.zeros(()), reference=Wide())
+    with pytest.warns(al.HealthWarning, match="may be infinite, the density improper"):
+        al.fit(0, target, None, al.Nested(num_live=20, num_delete=5, num_runs=1), progress=False)
+
+
 def test_too_few_stages_are_not_called_complete() -> None:
     with pytest.warns(al.HealthWarning, match="max_stages"):
         al.fit(0, cases.linear_model(), (X, Y), SMC(num_particles=100, num_runs=2, max_stages=1), progress=False)

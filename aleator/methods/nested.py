@@ -38,6 +38,11 @@ class State(NamedTuple):
     arrived: Array
 
 
+def deepest(size: int) -> float:
+    """The log volume of the prior below which nothing is searched: e⁻⁵⁰ of it a parameter is far more than data ever rule out."""
+    return -100.0 - 50.0 * size
+
+
 class Info(NamedTuple):
     """log_volume: log X. level: ℓ of the lowest live point; −∞ is possible, so nothing watches it."""
 
@@ -140,7 +145,7 @@ class Nested(Method):
             evidence = jnp.logaddexp(state.log_evidence, jax.nn.logsumexp(pieces))
             rest = jnp.max(live.particles.loglikelihood) + after[-1]
             # At least one more step than none: a likelihood of −∞ everywhere must not look like an end.
-            arrived = rest - jnp.logaddexp(evidence, rest) < np.log(self.tolerance)
+            arrived = (rest - jnp.logaddexp(evidence, rest) < np.log(self.tolerance)) | (after[-1] < deepest(size))
             return state._replace(
                 live=live,
                 dead=dead,
@@ -186,6 +191,12 @@ class Nested(Method):
         health = {"log_evidence_runs": values[:, 0].tolist(), "outside": outside, "log_volume": float(np.max(state.log_volume))}
         if not np.all(state.arrived):
             return f"Stopped after {NUM_STEPS} steps: the live points still count; raise tolerance, or use al.SMC().", False, health
+        if (depth := float(np.min(state.log_volume))) < deepest(state.live.particles.position.shape[-1]):
+            said = (
+                f"The likelihood still rises where e^{depth:.0f} of the prior is left: its integral may be infinite, the density improper; "
+                "give it a proper prior, or a reference with wider tails."
+            )
+            return said, False, health
         if outside:
             said = f"The likelihood is zero at {outside / (self.num_live * self.num_runs):.1%} of the prior draws: the prior volumes are off; use al.SMC()."
             return said, False, health
