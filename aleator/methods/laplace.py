@@ -46,6 +46,7 @@ TUNE = ("none", "prior", "layer", "parameter")
 NEWTON = (5, 100)  # steps of that polish, at least and at most
 NEWTON_WORK = 5e11  # multiplications its passes over the data may take beyond the least
 SHORT = 0.1  # nats a parameter by which a search may end below its mode; draws of the posterior lie ½ below it
+HESSIANS = 30  # steps of the polish by exact Hessians
 PASSES = 3  # of that search over the data
 
 
@@ -420,7 +421,7 @@ class Laplace(Method):
             moved = _tree.flat(best.params) + jnp.where(jnp.isfinite(step), step, 0.0)
             return state._replace(params=_tree.unflat(moved, best.params), best=best), Info(best.log_joint)
 
-        once = Phase("Newton", look, NEWTON[1], batches)
+        once = Phase("Newton", look, HESSIANS, batches)
         end = Phase("curvature", lambda key, state, batch: look(key, state, batch, True), 1, batches)
         phases = [*_search(inner), Phase("arrival", arrive, 1, None)]
         return Algorithm(
@@ -583,21 +584,30 @@ def _rows(state: State, target: Any) -> int:
     return target.num_data + (state.memory[1].rows if state.memory else 0)
 
 
+def _nats_below_mode(params: Tree, sums: Sums, target: Any, plan: Plan) -> float:
+    """½ bᵀ(H + Π)⁻¹b: by how much a quadratic log joint with slope b would still rise."""
+    with jax.enable_x64(True):
+        precision, slope = (np.asarray(part)[plan.index] for part in prior_at(target)(_tree.as_float64(params))[:2])
+    b = np.asarray(sums.gradient, np.float64)[plan.index] + slope
+    matrix = np.asarray(sums.curvature, np.float64) + np.diag(proper(precision, target, plan.index)[0])
+    return 0.5 * float(b @ np.linalg.solve(matrix, b))
+
+
 def _verdict(result: Any, target: Any, plan: Plan) -> tuple[str, bool, dict[str, float]]:
-    """How near the mode the search has come, where the slope there is known: ½ bᵀ(H + Π)⁻¹b nats are left of a quadratic log joint."""
-    number, health = _rows(result.state, target), {}
+    """How near the mode the search has come, where the slope there is known."""
+    number = int(np.max(_rows(result.state, target)))
+    health: dict[str, float] = {}
     if number == 1:
         return "Only one row of data: the posterior is mostly the prior; add rows before trusting it.", False, health
     if plan.polish:
-        sums = result.state.sums
-        with jax.enable_x64(True):
-            precision, slope = (np.asarray(part) for part in prior_at(target)(_tree.as_float64(result.state.params))[:2])
-        precision, _ = proper(precision[plan.index], target, plan.index)
-        pull = np.asarray(sums.gradient, np.float64)[plan.index] + slope[plan.index]
-        left = 0.5 * float(pull @ np.linalg.solve(np.asarray(sums.curvature, np.float64) + np.diag(precision), pull))
+        ends = (result.state.params, result.state.sums)
+        members = (
+            [ends] if np.ndim(ends[1].mass) == 0 else [jax.tree.map(lambda leaf, i=i: leaf[i], ends) for i in range(len(ends[1].mass))]
+        )
+        left = max(_nats_below_mode(params, sums, target, plan) for params, sums in members)
         health = {"nats_below_mode": left}
-        if left > SHORT * len(pull):
-            said = f"The search ended about {left:.3g} nats below the mode of {len(pull)} parameters: raise num_steps of base, or pass init=fit."
-            return said, False, health
+        if left > SHORT * len(plan.index):
+            said = f"The search ended about {left:.3g} nats below the mode of {len(plan.index)} parameters"
+            return f"{said}: raise num_steps of base, or pass init=fit.", False, health
     more = f" Updated by {target.num_data:,} rows to N = {number:,}." if number > target.num_data else ""
     return f"Complete: mode and curvature found in {result.steps} steps, all finite.{more}", True, health
