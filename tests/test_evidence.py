@@ -290,10 +290,11 @@ def test_the_verdict_of_nested_sampling() -> None:
     state = lambda **given: SimpleNamespace(
         **{"live": SimpleNamespace(particles=live), "arrived": np.ones(2, bool), "outside": np.zeros(2), "log_volume": -np.ones(2)} | given
     )
-    said = lambda **given: method._verdict(SimpleNamespace(state=state(**given), kept=kept), 1)[:2]
+    said = lambda **given: method._verdict(SimpleNamespace(state=state(**given), kept=kept), 1, 1.0)[:2]
     assert said()[1]
     assert not said(arrived=np.array([True, False]))[1] and "tolerance" in said(arrived=np.array([True, False]))[0]
     assert not said(outside=np.array([0, 2]))[1] and "likelihood is zero at 10.0%" in said(outside=np.array([0, 2]))[0]
+    assert not said(log_volume=np.array([-1.0, -151.0]))[1] and "improper" in said(log_volume=np.array([-1.0, -151.0]))[0]
     assert [len(nested._collect(state(), kept, run)[1]) for run in (0, 1)] == [13, 12]
 
 
