@@ -418,25 +418,23 @@ def test_the_evidence_of_other_factors_is_exact_from_anywhere(layers: int) -> No
     a mode or not, with more weights than rows."""
     from scipy.stats import multivariate_normal
 
-    from aleator.methods import _whitened as whitened
-
     rng = np.random.default_rng(0)
     phi, w, sigma, n, m = rng.normal(size=(8, 12)), rng.normal(size=12), 0.5, 8, 12
     y = rng.normal(size=n)
     group = np.arange(m) % layers
     curvature, pull = phi.T @ phi / sigma**2, phi.T @ (y - phi @ w) / sigma**2
-    counts, square = np.bincount(group).astype(float), whitened.by_group(group, w**2)
-    spectrum = whitened.Spectrum(np.zeros(0), group, counts, square, w, pull, curvature)
+    counts, square = np.bincount(group).astype(float), _whitened.by_group(group, w**2)
+    spectrum = _whitened.Spectrum(np.zeros(0), group, counts, square, w, pull, curvature)
     if layers == 1:
         values, vectors = np.linalg.eigh(curvature)
-        spectrum = whitened.Spectrum(np.maximum(values, 0), group, counts, square, vectors.T @ w, vectors.T @ pull)
+        spectrum = _whitened.Spectrum(np.maximum(values, 0), group, counts, square, vectors.T @ w, vectors.T @ pull)
     at = float(multivariate_normal(phi @ w, sigma**2 * np.eye(n)).logpdf(y))
-    data = whitened.Data(at, n, np.sum((y - phi @ w) ** 2) / sigma**2, np.ones(layers))
+    data = _whitened.Data(at, n, np.sum((y - phi @ w) ** 2) / sigma**2, np.ones(layers))
     for logs in ({"prior": np.zeros(layers), "noise": 0.0}, {"prior": np.linspace(-1.0, 2.0, layers), "noise": -3.0}):
         tau, noise = np.exp(logs["prior"])[group], sigma * np.exp(logs["noise"])
         exact = multivariate_normal(np.zeros(n), phi @ np.diag(1 / tau) @ phi.T + noise**2 * np.eye(n)).logpdf(y)
         with jax.enable_x64(True):
-            assert float(whitened.log_evidence(logs, spectrum, data)) == pytest.approx(exact, rel=1e-9)
+            assert float(_whitened.log_evidence(logs, spectrum, data)) == pytest.approx(exact, rel=1e-9)
 
 
 def test_factors_found_before_the_mode_are_finite() -> None:
