@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aleator._feed import batch_at, prepare
-from aleator._quick import quick
+from aleator._quick import quick, wide
 from aleator._random import fold, noise_key
 from aleator._typing import Array, Key, Tree
 
@@ -115,7 +115,7 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
         def mapped(state: Any, key: Key, first: Any, count: Any, data: Any, feed: Any, capacity: int) -> tuple[Any, ...]:
             return jax.vmap(functools.partial(chunk, capacity=capacity), in_axes=axes)(state, key, first, count, data, feed)
 
-        loop = (quick if brief else jax.jit)(mapped if stacked else chunk, static_argnums=6)
+        loop = (quick if brief else wide)(mapped if stacked else chunk, static_argnums=6)
 
         def compiled_chunk(*args: Any) -> tuple[Any, Any, Any, Array]:
             state, buffers, ran = jax.block_until_ready(loop(*args))
@@ -123,7 +123,7 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
 
         return compiled_chunk
 
-    prepared = jax.jit(
+    prepared = wide(
         jax.vmap(lambda d, f: prepare(kind, d, f), in_axes=(None, 0 if fed else None))
         if stacked and kind == "full" and fed
         else lambda d, f: prepare(kind, d, f)
@@ -137,7 +137,7 @@ def compiled(algorithm: Any, step: Callable, kind: str, driver: str, stacked: bo
             new = jax.tree.map(lambda old, moved: jnp.where(over, old, moved), state, new)
         return new, out
 
-    single = jax.jit(jax.vmap(member_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
+    single = wide(jax.vmap(member_step, in_axes=(0, 0, None, None, data_axis, 0 if fed else None)) if stacked else one_step)
 
     def python_chunk(state: Any, key: Key, first: int, count: int, data: Any, feed: Any, capacity: int) -> tuple[Any, Any, Any, int]:
         data = prepared(data, feed)

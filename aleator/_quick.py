@@ -1,4 +1,4 @@
-"""Programs that run once: compiled for little compile time, since that is all the time they take."""
+"""Programs compiled for what they are: those that run once for little compile time, those that run for long for speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 
-OPTIONS = ({"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}, {"xla_backend_optimization_level": 0})
+ONCE = ({"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}, {"xla_backend_optimization_level": 0})
+# XLA keeps to half of the width of processors with AVX-512, whose first kind slowed down at full width (docs/decisions/0027).
+LONG = ({"xla_cpu_prefer_vector_width": 512},)
 
 
 def quick(function: Callable, **static: Any) -> Callable:
@@ -18,10 +20,22 @@ def quick(function: Callable, **static: Any) -> Callable:
     >>> quick(lambda x: x + 1)(1).item()
     2
     """
+    return _jit(function, ONCE, static)
 
+
+def wide(function: Callable, **static: Any) -> Callable:
+    """`jax.jit(function, **static)` for what runs for long: on CPU with vectors as wide as the processor has them.
+
+    >>> wide(lambda x: x + 1)(1).item()
+    2
+    """
+    return _jit(function, LONG, static)
+
+
+def _jit(function: Callable, choices: tuple[dict[str, Any], ...], static: dict[str, Any]) -> Callable:
     @functools.cache
     def compiled() -> Callable:
-        return jax.jit(function, compiler_options=options(), **static)
+        return jax.jit(function, compiler_options=options(choices), **static)
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -39,14 +53,16 @@ def quick(function: Callable, **static: Any) -> Callable:
 
 
 @functools.cache
-def options() -> dict[str, Any] | None:
-    """The first of OPTIONS that this version of XLA knows; None where programs do not run on the CPU."""
+def _known(choice: tuple[tuple[str, Any], ...]) -> bool:
+    try:
+        jax.jit(lambda: 0, compiler_options=dict(choice)).lower().compile()
+    except Exception:  # JAX names none for an unknown option
+        return False
+    return True
+
+
+def options(choices: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
+    """The first of these that this version of XLA knows; None where programs do not run on the CPU."""
     if jax.default_backend() != "cpu":
         return None
-    for known in OPTIONS:
-        try:
-            jax.jit(lambda: 0, compiler_options=known).lower().compile()
-        except Exception:  # JAX names none for an unknown option
-            continue
-        return known
-    return None
+    return next((choice for choice in choices if _known(tuple(choice.items()))), None)

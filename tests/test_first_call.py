@@ -41,7 +41,8 @@ def test_quick_programs_are_the_function_inside_others() -> None:
     double = _quick.quick(lambda x, times: x * times, static_argnums=1)
     assert float(double(3.0, 2)) == 6.0
     assert float(jax.jit(lambda x: double(x, 2))(3.0)) == 6.0
-    assert _quick.options() in (*_quick.OPTIONS, None)
+    assert all(_quick.options(kind) in (*kind, None) for kind in (_quick.ONCE, _quick.LONG))
+    assert _quick.options(({"xla_no_such_option": 1},)) is None
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "philox2x32"])
