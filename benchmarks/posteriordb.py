@@ -179,7 +179,8 @@ def mesquite(z: Any) -> Case:
 
 
 def elimination(z: Any) -> Case:
-    """The concentration by fourth-order Runge–Kutta, `inner` steps between two times: one scan, the dose that is taken up worked out for all of its times at once."""
+    """The concentration by fourth-order Runge–Kutta, `inner` steps between two times: one scan, the dose that is taken up worked out for all of its times at once.
+    Large k_m and v_m mean the same together: the third coordinate is log v_m − log(k_m + c) with c about the data's."""
     times, observed, dose, volume = z["data_times"], z["data_C_hat"], float(z["data_D"]), float(z["data_V"])
     edges = np.concatenate([[float(z["data_t0"])], times])
     inner = 20
@@ -187,16 +188,19 @@ def elimination(z: Any) -> Case:
     begin = np.concatenate([np.linspace(a, b, inner, endpoint=False) for a, b in itertools.pairwise(edges)])
     stages = begin[:, None] + width[:, None] * np.array([0.0, 0.5, 1.0])
 
+    middle = float(np.median(observed))
+
     def density(q: Any) -> Any:
+        q = jnp.stack([q[0], q[1], q[2] + jnp.log(jnp.exp(q[1]) + middle), q[3]])
         k_a, k_m, v_m, sigma = jnp.exp(q)
         taken = jnp.exp(-k_a * stages) * dose * k_a / volume
         gone = lambda c: v_m / volume * c / (k_m + c)
 
         def step(c: Any, now: Any) -> tuple[Any, Any]:
-            h, (first, middle, last) = now
+            h, (first, half, last) = now
             a = first - gone(c)
-            b = middle - gone(c + h / 2 * a)
-            d = middle - gone(c + h / 2 * b)
+            b = half - gone(c + h / 2 * a)
+            d = half - gone(c + h / 2 * b)
             e = last - gone(c + h * d)
             c = c + h / 6 * (a + 2 * b + 2 * d + e)
             return c, c
@@ -204,7 +208,11 @@ def elimination(z: Any) -> Case:
         found = jax.lax.scan(step, jnp.zeros(()), (jnp.asarray(width), taken))[1][inner - 1 :: inner]
         return sum(half_cauchy(u, 1.0) for u in q) + normal(np.log(observed), jnp.log(found), sigma)
 
-    return density, 4, np.exp
+    def constrain(q: np.ndarray) -> np.ndarray:
+        k_a, k_m, ratio, sigma = np.moveaxis(np.exp(q), -1, 0)
+        return np.stack([k_a, k_m, ratio * (k_m + middle), sigma], axis=-1)
+
+    return density, 4, constrain
 
 
 def blr(z: Any) -> Case:

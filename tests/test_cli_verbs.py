@@ -186,6 +186,27 @@ def test_label_refuses_sheets_it_cannot_use(lines, tmp_path, change, words):
     assert not (lines / "fit" / "labels.csv").exists()
 
 
+@pytest.mark.parametrize("target", ["y", "row", "gain", "pool"])
+def test_label_keeps_columns_that_have_the_names_of_its_own(tmp_path, target):
+    """Sheets have columns row and gain, the list of labels row and pool: tables may have them too, as inputs, strangers or target."""
+    names = {"a": "gain", "b": "row", "y": target} | {name: f"{name}2" for name in ("a", "b") if {"a": "gain", "b": "row"}[name] == target}
+    line_table(30).rename(columns=names).to_csv(tmp_path / "t.csv", index=False)
+    run("fit", tmp_path / "t.csv", "--target", target, "--method", "exact", "--no-holdout", "--out", tmp_path / "fit")
+    pool = line_table(8, seed=1).rename(columns=names).drop(columns=target).assign(**{"row (pool)": "kept"})
+    pool.to_csv(tmp_path / "pool.csv", index=False)
+    common = ["label", tmp_path / "fit", tmp_path / "pool.csv", "--n", "3", "--out"]
+    run(*common, tmp_path / "1.csv")
+    sheet = pd.read_csv(tmp_path / "1.csv")
+    number, label, gain, *others = sheet.columns
+    assert label == target and len(others) == 3 and (sheet["row (pool)"] == "kept").all()
+    np.testing.assert_allclose(sheet[others[:2]], pool.iloc[sheet[number] - 1, :2])
+    assert sheet[target].isna().all() and (sheet[gain] > 0).all()
+    sheet.assign(**{target: 1.0}).to_csv(tmp_path / "1.csv", index=False)
+    assert "Learned from 3 new labels" in run(*common, tmp_path / "2.csv", "--labelled", tmp_path / "1.csv").output
+    run(*common, tmp_path / "3.csv")  # the list of labels is read back
+    assert not set(sheet[number]) & set(pd.read_csv(tmp_path / "3.csv")[number])
+
+
 def test_label_fits_again_where_the_method_cannot_be_updated(tmp_path):
     table = line_table(30)
     table["y"] = np.where(table["y"] > 3, "high", "low")

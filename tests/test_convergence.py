@@ -109,7 +109,11 @@ def test_a_short_run_of_a_network_is_not_called_improper() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", al.HealthWarning)
         fit = al.fit(
-            0, model, (x, np.sin(2 * x[:, 0])), al.HMC(num_samples=60, num_warmup=60, num_chains=2, num_leapfrog=5), progress=False
+            0,
+            model,
+            (x, np.sin(2 * x[:, 0])),
+            al.HMC(num_samples=60, num_warmup=60, num_chains=2, num_leapfrog=5, target_acceptance=0.95),
+            progress=False,
         )
     assert "do not agree in functions" in fit.status and "improper" not in fit.status
 

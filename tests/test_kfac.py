@@ -100,9 +100,10 @@ def test_the_root_is_that_of_the_dense_curvature() -> None:
 
 def test_networks_with_momentum_and_what_is_refused() -> None:
     x, y = cases.regression()
-    method = al.SGHMC(0.02, 0.2, 60, 200, 2, thin=5, batch_size=20, num_search=200, preconditioner="kfac")
+    method = al.SGHMC(0.02, 0.2, 300, 400, 2, thin=5, batch_size=20, num_search=200, preconditioner="kfac")
     fit = al.fit(0, cases.network_model(), (x, y), method, progress=False)
     assert np.sqrt(np.mean((fit.predict(1, x).mean - y) ** 2)) < 0.5
+    # Over twelve keys 1.033 ± 0.037 (sd); after 200 steps of warm-up and 60 draws, 1.128 ± 0.067: momenta had not settled.
     assert abs(fit.manifest["health"]["kinetic_temperature"] - 1.0) < 0.15
     hierarchical = al.BNN(al.networks.MLP(3, (4,), 1), al.Gaussian(), al.priors.Hierarchical())
     for target, data in ((hierarchical, (x, y)), (al.target_from_log_density(lambda p: -jnp.sum(p**2), jnp.zeros(2)), None)):

@@ -11,7 +11,7 @@ import typer
 from aleator.cli._common import EXIT_CODES, console, guarded, note, print_json
 
 LABELS = "labels.csv"  # all labels so far, beside the fit
-ROW, GAIN = "row", "gain"
+ROW, GAIN, POOL = "row", "gain", "pool"  # columns of ours in sheets and in LABELS, as `ours` names them
 HELP = f"""Choose the rows of POOL worth labelling next, by what a fit does not know, and write them as a sheet with an empty column for the label.
 
 Fill the column in and pass the sheet back with --labelled: the fit in DIRECTORY learns from it (DIRECTORY/labels.csv keeps all labels) and
@@ -69,11 +69,7 @@ def command(
     if num > MOST and acquisition is None:
         raise DataError(message("This is too much to ask for at once.", f"--n {num}", f"at most {MOST}", "ask for fewer rows at a time"))
     batch = al.active.choose(key_choose, fit, x, min(num, left), acquisition, taken)
-    sheet = frame.iloc[batch.rows].drop(columns=[c for c in (fit.preprocessor.target,) if c in frame.columns])
-    sheet.insert(0, ROW, batch.rows + 1)
-    sheet.insert(1, fit.preprocessor.target, "" if out.suffix.lower() != ".parquet" else None)
-    sheet.insert(2, GAIN, batch.value)
-    predict.write(sheet, out)
+    predict.write(sheet_of(frame.iloc[batch.rows], fit.preprocessor.target, batch, None if out.suffix.lower() == ".parquet" else ""), out)
     if to_json:
         print_json({"rows": batch.rows + 1, "gain": batch.value, "unit": unit(fit), "labels": len(known), "unlabelled": left, "out": out})
         return
@@ -85,6 +81,25 @@ def command(
 
 
 MOST = 1000  # rows of a batch: choosing them jointly costs their number squared
+
+
+def ours(name: str, target: str) -> str:
+    """What a column of ours is called beside a target that may have its name."""
+    return f"{name} (sheet)" if name == target else name
+
+
+def sheet_of(rows: Any, target: str, batch: Any, empty: str | None) -> Any:
+    """The sheet to fill in: row, an empty label, gain, then the columns of the pool, renamed where they have one of our names."""
+    mine = {ours(ROW, target): batch.rows + 1, target: empty, ours(GAIN, target): batch.value}
+    sheet = rows.drop(columns=[target], errors="ignore")
+    for name in [name for name in sheet.columns if name in mine]:
+        new = f"{name} (pool)"
+        while new in sheet.columns:
+            new += " (pool)"
+        sheet = sheet.rename(columns={name: new})
+    for place, (name, values) in enumerate(mine.items()):
+        sheet.insert(place, name, values)
+    return sheet
 
 
 def unit(fit: Any) -> str:
@@ -99,14 +114,15 @@ def read_labels(directory: Path, preprocessor: Any, frame: Any, pool: Path) -> d
     path = directory / LABELS
     if not path.exists():
         return {}
-    found = read_table(path, (*preprocessor.text_columns, "pool"))
-    if ROW not in found or preprocessor.target not in found or "pool" not in found:
+    row, target, source = ours(ROW, preprocessor.target), preprocessor.target, ours(POOL, preprocessor.target)
+    found = read_table(path, (*preprocessor.text_columns, source))
+    if not {row, target, source} <= set(found.columns):
         got = f"columns {', '.join(map(repr, found.columns))}"
-        raise DataError(message(f"{path} is no list of labels.", got, f"{ROW}, {preprocessor.target}, pool", "remove or restore it"))
-    if set(found["pool"]) != {fingerprint(frame, preprocessor)}:
+        raise DataError(message(f"{path} is no list of labels.", got, f"{row}, {target}, {source}", "remove or restore it"))
+    if set(found[source]) != {fingerprint(frame, preprocessor)}:
         do = "pass the pool the labels were given for, or fit anew"
         raise DataError(message("The labels so far are of another pool.", str(pool), "the same rows in the same order", do))
-    return {int(row) - 1: value for row, value in zip(found[ROW], found[preprocessor.target], strict=True)}
+    return {int(number) - 1: value for number, value in zip(found[row], found[target], strict=True)}
 
 
 def fingerprint(frame: Any, preprocessor: Any) -> str:
@@ -128,25 +144,28 @@ def filled(path: Path, preprocessor: Any, frame: Any, known: dict[int, Any]) -> 
     from aleator.tables import read_table
 
     sheet, target = read_table(path, preprocessor.text_columns), preprocessor.target
-    if ROW not in sheet.columns or target not in sheet.columns:
+    row = ours(ROW, target)
+    if row not in sheet.columns or target not in sheet.columns:
         got = f"columns {', '.join(map(repr, sheet.columns))}"
-        raise DataError(message(f"{path} is no sheet of labels.", got, f"{ROW!r} and {target!r}", "pass a sheet written by aleator label"))
+        raise DataError(message(f"{path} is no sheet of labels.", got, f"{row!r} and {target!r}", "pass a sheet written by aleator label"))
     there = sheet[~missing_in(sheet[target])]
     if not len(there):
         raise DataError(message(f"{path} has no labels.", f"an empty column {target!r}", "labels", "fill it in"))
-    rows = there[ROW]
+    rows = there[row]
     try:
         numbers = np.asarray(rows, np.float64)
     except (TypeError, ValueError):
         numbers = np.full(len(rows), np.nan)
     if not np.all((numbers == np.round(numbers)) & (numbers >= 1) & (numbers <= len(frame))):
         bad = rows.iloc[int(np.argmin((numbers == np.round(numbers)) & (numbers >= 1) & (numbers <= len(frame))))]
-        raise DataError(message(f"{path} names a row that is not there.", repr(bad), f"1 to {len(frame)}", "do not change the column row"))
+        raise DataError(
+            message(f"{path} names a row that is not there.", repr(bad), f"1 to {len(frame)}", f"do not change the column {row}")
+        )
     places = numbers.astype(np.int64) - 1
     if len(set(places.tolist())) < len(places):
         raise DataError(message(f"{path} labels a row twice.", "a row number that repeats", "one label a row", "remove one of them"))
     preprocessor.encode_target(there)  # a label that cannot be one is refused by name
-    return {int(row): value for row, value in zip(places, there[target], strict=True) if int(row) not in known}
+    return {place: value for place, value in zip(places.tolist(), there[target], strict=True) if place not in known}
 
 
 def learn(key: Any, fit: Any, directory: Path, data: Path | None, x: Any, known: dict[int, Any], fresh: dict[int, Any]) -> Any:
@@ -249,8 +268,8 @@ def save(place: Path, fit: Any, frame: Any, known: dict[int, Any], directory: Pa
     from aleator.cli import _place
 
     fit.save(place)
-    pool = fingerprint(frame, fit.preprocessor)
-    table = pd.DataFrame({ROW: [row + 1 for row in known], fit.preprocessor.target: list(known.values()), "pool": pool})
+    target, pool = fit.preprocessor.target, fingerprint(frame, fit.preprocessor)
+    table = pd.DataFrame({ours(ROW, target): [row + 1 for row in known], target: list(known.values()), ours(POOL, target): pool})
     table.to_csv(place / LABELS, index=False)
     if (directory / _place.CONFIG).exists():
         shutil.copy(directory / _place.CONFIG, place / _place.CONFIG)
